@@ -9,7 +9,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import (
     ArgumentError,
     BackendError,
-    CaptureFormatError,
+    FileFormatError,
     GradientWarning,
     KsieveError,
     VerificationError,
@@ -24,8 +24,8 @@ from ksieve.tiles.running import Running
 __all__ = [
     "ArgumentError",
     "BackendError",
-    "CaptureFormatError",
     "DeviceInfo",
+    "FileFormatError",
     "GradientWarning",
     "KsieveError",
     "Options",

@@ -24,8 +24,8 @@ def test_names_are_pinned():
     assert sorted(ksieve.__all__) == [
         "ArgumentError",
         "BackendError",
-        "CaptureFormatError",
         "DeviceInfo",
+        "FileFormatError",
         "GradientWarning",
         "KsieveError",
         "Options",
@@ -96,7 +96,7 @@ def test_every_public_thing_is_documented():
 
 
 def test_errors_form_one_tree():
-    for name in ("ArgumentError", "BackendError", "CaptureFormatError", "VerificationError", "WorkspaceError"):
+    for name in ("ArgumentError", "BackendError", "FileFormatError", "VerificationError", "WorkspaceError"):
         assert issubclass(getattr(ksieve, name), ksieve.KsieveError)
     assert issubclass(ksieve.ArgumentError, ValueError) and issubclass(ksieve.WorkspaceError, ksieve.ArgumentError)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench_host import FLOOR_US, OTHER_US, OWN_US, host, invoke
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.lab.bench import adversarial_gpu as hard
 from ksieve.lab.bench import gpu, record, shape_lists, trace, worst
 from ksieve.lab.bench.variants import Variant
@@ -141,7 +141,7 @@ def test_results_are_drawn_again(host, tmp_path):
     record.write_json(tmp_path / "cpu.json", {"schema": 1, "bench": "cpu", "results": {"compared": []}})
     assert "nothing to draw" in invoke("plot", tmp_path / "cpu.json").output
     (tmp_path / "no.json").write_text("{}")
-    assert isinstance(invoke("plot", tmp_path / "no.json").exception, CaptureFormatError)
+    assert isinstance(invoke("plot", tmp_path / "no.json").exception, FileFormatError)
 
 
 def test_an_inexact_selector_leaves_a_gap():

@@ -10,7 +10,7 @@ import pytest
 
 import ksieve
 from ksieve.captures.writer import CaptureWriter
-from ksieve.core.errors import ArgumentError, CaptureFormatError, VerificationError
+from ksieve.core.errors import ArgumentError, FileFormatError, VerificationError
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.lab.bench import contenders, cpu, record, startup
 
@@ -181,7 +181,7 @@ def test_wrong_arguments_are_refused_before_measuring(options, message):
 def test_a_file_that_is_no_capture_is_refused_before_measuring(tmp_path):
     path = tmp_path / "notes.safetensors"
     path.write_text("no capture")
-    with pytest.raises(CaptureFormatError, match=r"notes\.safetensors"):
+    with pytest.raises(FileFormatError, match=r"notes\.safetensors"):
         measure(sources=("endpoint", path))
 
 

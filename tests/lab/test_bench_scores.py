@@ -11,7 +11,7 @@ import pytest
 import ksieve
 from bench_host import factor_file
 from conftest import ROOT
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.policy import LINES_64, PAPER_128, QUADS_16
 from ksieve.core.stats import Route
 
@@ -162,7 +162,7 @@ def test_factors_are_asked_for(tmp_path):
     from ksieve.lab.workloads import write_synthetic
 
     write_synthetic(path, "random_normal", 2, 16)
-    with pytest.raises(CaptureFormatError, match="not an indexer's factors"):
+    with pytest.raises(FileFormatError, match="not an indexer's factors"):
         scores.source_of(f"factors:{path}")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.lab.bench import record
 from ksieve.lab.bench import targets as machines
 from ksieve.lab.report import benches
@@ -60,17 +60,17 @@ def test_traces_are_written_and_read(tmp_path):
 def test_what_is_wrong_with_a_file_is_said_with_its_name(tmp_path, text, words):
     path = tmp_path / "trace.json"
     path.write_text(text)
-    with pytest.raises(CaptureFormatError, match=r"trace\.json: ") as raised:
+    with pytest.raises(FileFormatError, match=r"trace\.json: ") as raised:
         replay.load(path)
     assert words in str(raised.value)
 
 
 def test_what_is_no_trace_is_refused(tmp_path):
-    with pytest.raises(CaptureFormatError, match="no such trace"):
+    with pytest.raises(FileFormatError, match="no such trace"):
         replay.load(tmp_path / "none.json")
     path = tmp_path / "scores.safetensors"
     write_synthetic(path, "random_normal", 3, 100)
-    with pytest.raises(CaptureFormatError, match="a capture, but no recording"):
+    with pytest.raises(FileFormatError, match="a capture, but no recording"):
         replay.load(path)
     with pytest.raises(ArgumentError, match=r"^k: got None"):
         replay.run(replay.Trace("x", None, SMALL.calls), backend="cpu")

@@ -113,7 +113,7 @@ class Capture:
         ------
         ArgumentError
             If ``0 <= begin <= end <= rows`` does not hold, or the capture is closed.
-        CaptureFormatError
+        FileFormatError
             If the file was cut short after it was opened.
         """
         _check_span("begin, end", begin, end, self.rows)
@@ -316,7 +316,7 @@ def open_capture(path: str | os.PathLike[str]) -> Capture:
     ------
     ArgumentError
         If `path` is no path.
-    CaptureFormatError
+    FileFormatError
         The message names the file and the fault: absent, no complete safetensors file, not a capture, or a tensor of a
         dtype or shape that the format does not take.
     """

@@ -19,7 +19,7 @@ from ksieve.captures.sources import TAKES, Source, open_source
 from ksieve.captures.tensorfile import FREE_ROWS, MAX_SIZE
 from ksieve.captures.writer import CaptureWriter
 from ksieve.core import problem
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path, same_file
 
 CAUSAL = "causal"
@@ -74,7 +74,7 @@ def import_scores(
 
     Raises
     ------
-    CaptureFormatError
+    FileFormatError
         The file is absent, damaged or holds no matrix of scores; the message names the file and the fault.
     ArgumentError
         `name`, `lengths`, `index` or `dtype` does not fit the contents of the file.
@@ -92,7 +92,7 @@ def import_scores(
         width = matrix.shape[-1]
         for count, what in ((rows, "rows"), (width, "scores a row")):
             if count > (MAX_SIZE if width and rows else FREE_ROWS):
-                raise CaptureFormatError(f"{path}: {count:,} {what} in an array of shape {matrix.shape}")
+                raise FileFormatError(f"{path}: {count:,} {what} in an array of shape {matrix.shape}")
         valid = _find_lengths(path, matrix, lengths, lengths_name, index, rows)
         facts = {"source": path.name} | dict(metadata or {})
         # Eight bytes per score: the source may be float64.
@@ -127,25 +127,25 @@ def load_array(source: str | os.PathLike[str], name: str | None = None, *, prefe
 
     Raises
     ------
-    CaptureFormatError, ArgumentError, BackendError
+    FileFormatError, ArgumentError, BackendError
         As `import_scores`.
     """
     with open_source(as_path(source, "source"), name, prefer=prefer) as found:
         if not found.shape:
-            raise CaptureFormatError(f"{source}: holds a single number; takes an array")
+            raise FileFormatError(f"{source}: holds a single number; takes an array")
         return found.whole()
 
 
 def _score_dtype(path: Path, matrix: Source, asked: str | None) -> str:
     if len(matrix.shape) < 2:
-        raise CaptureFormatError(f"{path}: holds an array of shape {matrix.shape}; takes a matrix (rows, width)")
+        raise FileFormatError(f"{path}: holds an array of shape {matrix.shape}; takes a matrix (rows, width)")
     if asked is not None and asked not in problem.SCORE_DTYPES:
         raise ArgumentError("dtype", repr(asked), f"one of {list(problem.SCORE_DTYPES)}")
     if matrix.dtype in problem.SCORE_DTYPES:
         return asked or matrix.dtype
     if matrix.dtype == "float64" and asked is not None:
         return asked
-    raise CaptureFormatError(f"{path}: scores of dtype {matrix.dtype}; takes {TAKES}")
+    raise FileFormatError(f"{path}: scores of dtype {matrix.dtype}; takes {TAKES}")
 
 
 def _rows_of(path: Path, matrix: Source, index: Sequence[int] | None, flatten: bool) -> tuple[int, int]:
@@ -158,7 +158,7 @@ def _rows_of(path: Path, matrix: Source, index: Sequence[int] | None, flatten: b
         return 0, math.prod(matrix.shape[:-1])
     if index is None:
         if lead:
-            raise CaptureFormatError(
+            raise FileFormatError(
                 f"{path}: holds an array of shape {matrix.shape}; takes a matrix (rows, width), or of a stack one "
                 f"matrix, such as index={(0,) * len(lead)} ({ranges}), or all with flatten=True"
             )

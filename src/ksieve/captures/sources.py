@@ -2,7 +2,7 @@
 
 File types differ in how an array is found and how its next rows are read. A `.npy` and a torch file are memory-mapped,
 a member of a `.npz` is decompressed as it is read, a safetensors file is read in pieces. No code in a file is executed;
-a damaged or malicious file raises `CaptureFormatError`.
+a damaged or malicious file raises `FileFormatError`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ksieve.captures.factors import FACTORS
 from ksieve.captures.tensorfile import NUMPY_OF, OTHERS, SIZES, TensorFile, TensorInfo, too_large
 from ksieve.captures.torchfile import check_storages
 from ksieve.core import problem
-from ksieve.core.errors import ArgumentError, BackendError, CaptureFormatError, KsieveError
+from ksieve.core.errors import ArgumentError, BackendError, FileFormatError, KsieveError
 from ksieve.core.paths import unreadable
 
 Array = np.ndarray[Any, Any]
@@ -121,14 +121,14 @@ class _StreamSource:
         self._stream, self._path, self._member, self.names = stream, path, member, names
         self.shape, by_columns, self._stored = _npy_header(stream)
         if by_columns and len(self.shape) > 1:
-            raise CaptureFormatError(
+            raise FileFormatError(
                 f"{path}: array {member!r} is stored by columns (Fortran order) and cannot be read row by row; "
                 "save numpy.ascontiguousarray(array), or save it alone as .npy"
             )
         if self._stored.hasobject:
-            raise CaptureFormatError(f"{path}: array {member!r} holds Python objects, not numbers")
+            raise FileFormatError(f"{path}: array {member!r} holds Python objects, not numbers")
         if stream.tell() + math.prod(self.shape) * self._stored.itemsize > size:
-            raise CaptureFormatError(f"{path}: array {member!r} ends early")
+            raise FileFormatError(f"{path}: array {member!r} ends early")
         self.dtype = _dtype_name(self._stored)
 
     def skip(self, rows: int) -> None:
@@ -150,19 +150,19 @@ class _StreamSource:
         try:
             data = self._stream.read(size)
         except Exception as e:  # zipfile and the decompressors raise BadZipFile, zlib.error, EOFError and more
-            raise CaptureFormatError(f"{self._path}: array {self._member!r} is damaged ({_words(e)})") from e
+            raise FileFormatError(f"{self._path}: array {self._member!r} is damaged ({_words(e)})") from e
         if len(data) != size:
-            raise CaptureFormatError(f"{self._path}: array {self._member!r} ends early")
+            raise FileFormatError(f"{self._path}: array {self._member!r} ends early")
         return data
 
 
 @contextmanager
 def open_source(path: Path, name: str | None, prefer: str) -> Iterator[Source]:
-    """Open an array of a file by the file's suffix; exceptions of the libraries become `CaptureFormatError`."""
+    """Open an array of a file by the file's suffix; exceptions of the libraries become `FileFormatError`."""
     if path.suffix not in SUFFIXES:
-        raise CaptureFormatError(f"{path}: unknown file type {path.suffix!r}; takes {', '.join(SUFFIXES)}")
+        raise FileFormatError(f"{path}: unknown file type {path.suffix!r}; takes {', '.join(SUFFIXES)}")
     if fault := unreadable(path):
-        raise CaptureFormatError(f"{path}: {fault}")
+        raise FileFormatError(f"{path}: {fault}")
     with ExitStack() as resources:
         source: Source
         try:
@@ -181,9 +181,9 @@ def open_source(path: Path, name: str | None, prefer: str) -> Iterator[Source]:
         except (
             Exception
         ) as e:  # depends on the content: ValueError, BadZipFile, struct.error, UnicodeDecodeError, RecursionError ...
-            raise CaptureFormatError(f"{path}: not a readable {path.suffix} file ({_words(e)})") from e
+            raise FileFormatError(f"{path}: not a readable {path.suffix} file ({_words(e)})") from e
         if too_large(source.shape):
-            raise CaptureFormatError(f"{path}: holds an array of shape {source.shape}; takes {SIZES}")
+            raise FileFormatError(f"{path}: holds an array of shape {source.shape}; takes {SIZES}")
         yield source
 
 
@@ -232,13 +232,13 @@ def _open_safetensors(path: Path, name: str | None, prefer: str, resources: Exit
     resources.callback(file.close)
     names = tuple(sorted(file.tensors))
     if name is None and prefer == "scores" and prefer not in names and FACTORS.issubset(names):
-        raise CaptureFormatError(f"{path}: a capture already, of factors: it needs no import")
+        raise FileFormatError(f"{path}: a capture already, of factors: it needs no import")
     chosen = _choose(
         path, names, name, prefer, lambda: {n: _facts(file.tensors[n].shape, file.tensors[n].dtype) for n in names}
     )
     tensor = file.tensors[chosen]
     if tensor.dtype not in NUMPY_OF and tensor.dtype not in OTHERS:
-        raise CaptureFormatError(f"{path}: tensor {chosen!r} has dtype {tensor.dtype}; takes {TAKES}")
+        raise FileFormatError(f"{path}: tensor {chosen!r} has dtype {tensor.dtype}; takes {TAKES}")
     return _TensorSource(file, tensor, names)
 
 
@@ -251,7 +251,7 @@ def _open_torch(path: Path, name: str | None, prefer: str) -> Source:
         check_storages(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as e:  # depends on the content: RuntimeError, UnpicklingError, EOFError, ValueError and more
-        raise CaptureFormatError(f"{path}: not a torch file of tensors ({_words(e)})") from e
+        raise FileFormatError(f"{path}: not a torch file of tensors ({_words(e)})") from e
     names: tuple[str, ...] = ()
     if isinstance(loaded, torch.Tensor):
         _refuse_name(path, name)
@@ -265,17 +265,17 @@ def _open_torch(path: Path, name: str | None, prefer: str) -> Source:
             )
         ]  # fmt: skip
     else:
-        raise CaptureFormatError(f"{path}: holds a {type(loaded).__name__}; takes a tensor or a dict of tensors")
+        raise FileFormatError(f"{path}: holds a {type(loaded).__name__}; takes a tensor or a dict of tensors")
     dtype = str(loaded.dtype).removeprefix("torch.")
     try:
         return _ArraySource(problem.as_numpy(loaded), dtype, names)
     except (TypeError, RuntimeError) as e:  # float8, quantised and sparse tensors have no NumPy counterpart
-        raise CaptureFormatError(f"{path}: a {loaded.layout} tensor of {dtype}; takes a dense one of {TAKES}") from e
+        raise FileFormatError(f"{path}: a {loaded.layout} tensor of {dtype}; takes a dense one of {TAKES}") from e
 
 
 def _choose(path: Path, names: tuple[str, ...], name: str | None, prefer: str, shapes: Any) -> str:
     if not names:
-        raise CaptureFormatError(f"{path}: holds no array")
+        raise FileFormatError(f"{path}: holds no array")
     if name is None and prefer in names:
         return prefer
     if name is None and len(names) == 1:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ksieve.core.errors import ArgumentError, CaptureFormatError, KsieveError
+from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
 from ksieve.core.paths import as_path, unreadable
 
 Array = np.ndarray[Any, Any]
@@ -96,7 +96,7 @@ class TensorFile:
 
     Raises
     ------
-    CaptureFormatError
+    FileFormatError
         If there is no such file or it is not a complete safetensors file.
     """
 
@@ -138,16 +138,16 @@ class TensorFile:
             if 8 + size + end > self.size or (t.dtype in (*NUMPY_OF, *OTHERS) and t.nbytes != end - begin):
                 raise self.error(f"tensor {name!r} of shape {shape} does not take the bytes {begin} to {end}")
 
-    def error(self, problem: str) -> CaptureFormatError:
+    def error(self, problem: str) -> FileFormatError:
         """Return an error whose message names this file and the fault."""
-        return CaptureFormatError(f"{self.path}: {problem}")
+        return FileFormatError(f"{self.path}: {problem}")
 
     def require(self, name: str, dtypes: Sequence[str], shape: Sequence[int | str]) -> TensorInfo:
         """Look up a tensor and check its dtype and shape; a string in `shape` stands for any size.
 
         Raises
         ------
-        CaptureFormatError
+        FileFormatError
             If the tensor is absent or differs.
         """
         t = self.tensors.get(name)

@@ -32,7 +32,7 @@ from ksieve.captures.tensorfile import (
 )
 from ksieve.core import problem
 from ksieve.core.atomic import Draft, replacing
-from ksieve.core.errors import ArgumentError, CaptureFormatError, shown
+from ksieve.core.errors import ArgumentError, FileFormatError, shown
 
 
 class CaptureWriter:
@@ -140,14 +140,14 @@ class CaptureWriter:
 
         Raises
         ------
-        CaptureFormatError
+        FileFormatError
             If fewer rows were written than announced; no file is left.
         """
         if not self._open:
             return
         if self.written != self.rows:
             self.discard()
-            raise CaptureFormatError(
+            raise FileFormatError(
                 f"{self._draft.path}: {self.written} of {self.rows} announced rows were written; nothing is kept"
             )
         self._open = False

@@ -14,7 +14,7 @@ from rich.markup import escape
 from ksieve._version import __version__
 from ksieve.cli import captures, doctor, exits, kernels, selection, terminal
 from ksieve.cli.options import as_written, flag, written_names
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 
 SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
@@ -88,7 +88,7 @@ def _with_mode(command: Callable[..., None], *, json: bool, quiet: bool) -> Call
         terminal.mode.json, terminal.mode.quiet = _json, _quiet
         try:
             command(**given)
-        except (ArgumentError, CaptureFormatError) as error:
+        except (ArgumentError, FileFormatError) as error:
             raise as_written(error, names) from error
         finally:
             terminal.reset()

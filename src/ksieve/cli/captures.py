@@ -13,7 +13,7 @@ from ksieve.captures.importers import CAUSAL, import_scores
 from ksieve.captures.sources import FOREIGN_SUFFIXES, SUFFIXES
 from ksieve.cli import files, terminal
 from ksieve.cli.options import OUT_RULE, Dtype, choice, count, flag
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import unreadable
 
 CapturePath = Annotated[Path, typer.Argument(metavar="CAPTURE", help="Score capture (.safetensors).")]
@@ -28,7 +28,7 @@ def open_capture(path: Path) -> Capture:
     """Open a capture; the error for a file that must be imported first names the command."""
     if path.suffix in FOREIGN_SUFFIXES and unreadable(path) is None:
         remedy = f"ksieve import {path} {path.with_suffix('.safetensors')}"
-        raise CaptureFormatError(f"{path}: not a capture yet; make one with: {remedy}")
+        raise FileFormatError(f"{path}: not a capture yet; make one with: {remedy}")
     return capture_format.open_capture(path)
 
 

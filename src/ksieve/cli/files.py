@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core.atomic import replacing
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import look, reason, same_file
 from ksieve.core.problem import check_k
 from ksieve.core.stats import STATS_COLUMNS, Stats
@@ -156,15 +156,15 @@ def load_indices(path: Path, name: str | None) -> Any:
 
     Raises
     ------
-    CaptureFormatError, ArgumentError, BackendError
+    FileFormatError, ArgumentError, BackendError
         The file is unreadable or holds no indices, or `name` does not select one of its arrays.
     """
     if name is None and _holds_scores(path):
-        raise CaptureFormatError(f"{path}: a file of scores, not indices; {_SWAPPED}")
+        raise FileFormatError(f"{path}: a file of scores, not indices; {_SWAPPED}")
     array = load_array(path, name, prefer="indices")
     if array.dtype not in (np.int32, np.int64):
         more = f"; {_SWAPPED}" if np.issubdtype(array.dtype, np.floating) else ""
-        raise CaptureFormatError(f"{path}: an array of dtype {array.dtype}; takes dtype int32 or int64{more}")
+        raise FileFormatError(f"{path}: an array of dtype {array.dtype}; takes dtype int32 or int64{more}")
     return array
 
 
@@ -178,7 +178,7 @@ def _holds_scores(path: Path) -> bool:
     try:
         with open_scores(path):
             return True
-    except (ArgumentError, CaptureFormatError):
+    except (ArgumentError, FileFormatError):
         return False
 
 

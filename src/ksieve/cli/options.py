@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import ArgumentInfo
 
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.policy import POLICIES, resolve_policy
 from ksieve.core.sizes import parse_count
 
@@ -112,7 +112,7 @@ _CALLED = re.compile(r"""\b(\w+)=(True\b|"[^"]*"|'[^']*'|\([\d, ]+\))""")
 QUOTES = "()\"'"
 
 
-def as_written(error: ArgumentError | CaptureFormatError, names: Mapping[str, str]) -> Exception:
+def as_written(error: ArgumentError | FileFormatError, names: Mapping[str, str]) -> Exception:
     """Return an error of the library with the names of `written_names` in place of those of its arguments."""
 
     def option(found: re.Match[str]) -> str:
@@ -121,8 +121,8 @@ def as_written(error: ArgumentError | CaptureFormatError, names: Mapping[str, st
             return found[0]
         return name if value == "True" else f"{name} {value.strip(QUOTES).rstrip(',').replace(', ', ',')}"
 
-    if isinstance(error, CaptureFormatError):
-        return CaptureFormatError(_CALLED.sub(option, str(error)))
+    if isinstance(error, FileFormatError):
+        return FileFormatError(_CALLED.sub(option, str(error)))
     got = "nothing" if error.got is None else error.got
     return type(error)(names.get(error.argument, error.argument), got, _CALLED.sub(option, error.takes))
 

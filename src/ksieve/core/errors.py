@@ -60,8 +60,8 @@ def refuse_at_exit() -> None:
         raise BackendError("Python is shutting down and imports no module any more: call ksieve before that")
 
 
-class CaptureFormatError(KsieveError, ValueError):
-    """A file is not a readable score capture; the message names the file and the fault."""
+class FileFormatError(KsieveError, ValueError):
+    """A file of scores or indices cannot be read; the message names the file and the fault."""
 
 
 class VerificationError(KsieveError):

@@ -1,7 +1,7 @@
 """Arrays in files: `.npy` and `.safetensors` as read-only memory maps, `.npz` and torch files in memory.
 
 NumPy and safetensors check what a file says of itself; no code in a file is executed. A damaged file raises
-`CaptureFormatError`, which names the file and the fault.
+`FileFormatError`, which names the file and the fault.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.core.errors import ArgumentError, BackendError, CaptureFormatError, KsieveError
+from ksieve.core.errors import ArgumentError, BackendError, FileFormatError, KsieveError
 from ksieve.core.paths import as_path, unreadable
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +44,7 @@ class Tensor:
     def map(self) -> Array:
         """Map the tensor's bytes."""
         if self.dtype not in NUMPY_OF:
-            raise CaptureFormatError(
+            raise FileFormatError(
                 f"{self.path}: tensor {self.name!r} has dtype {self.dtype}; takes {', '.join(NUMPY_OF)}"
             )
         with readable(self.path, ".safetensors"):
@@ -56,9 +56,9 @@ class Tensor:
 
 @contextmanager
 def readable(path: Path, kind: str) -> Iterator[None]:
-    """Turn what a library raises for a damaged file into `CaptureFormatError`."""
+    """Turn what a library raises for a damaged file into `FileFormatError`."""
     if fault := unreadable(path):
-        raise CaptureFormatError(f"{path}: {fault}")
+        raise FileFormatError(f"{path}: {fault}")
     try:
         # NumPy warns of sizes whose product overflows, and then refuses them.
         with np.errstate(over="ignore"):
@@ -69,7 +69,7 @@ def readable(path: Path, kind: str) -> Iterator[None]:
     except Exception as error:
         said = (str(error).splitlines() or [type(error).__name__])[0][:300]
         fault = "it ends before its array does" if said.startswith("mmap ") else said
-        raise CaptureFormatError(f"{path}: not a readable {kind} file ({fault}): write it again") from error
+        raise FileFormatError(f"{path}: not a readable {kind} file ({fault}): write it again") from error
 
 
 def map_npy(path: Path) -> Array:
@@ -102,7 +102,7 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def is_npy(path: Path) -> bool:
     """Whether the first bytes of a file are those of `.npy`; its name does not count."""
     if fault := unreadable(path):
-        raise CaptureFormatError(f"{path}: {fault}")
+        raise FileFormatError(f"{path}: {fault}")
     with path.open("rb") as file:
         return file.read(6) == b"\x93NUMPY"
 
@@ -127,7 +127,7 @@ def load_array(path: str | os.PathLike[str], name: str | None = None, *, prefer:
 
     Raises
     ------
-    CaptureFormatError
+    FileFormatError
         The file is absent or damaged.
     ArgumentError
         `name` is no array of the file, or is needed.
@@ -155,7 +155,7 @@ def pick(path: Path, found: Mapping[str, object], name: str | None, prefer: str,
     if name is not None and name in found:
         return name
     if not found:
-        raise CaptureFormatError(f"{path}: holds no array")
+        raise FileFormatError(f"{path}: holds no array")
     listed = ", ".join(f"{other!r} {facts}".rstrip() for other, facts in list(found.items())[:_LISTED])
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     raise ArgumentError(option, None if name is None else repr(name), f"an array of {path}: {listed}{more}")

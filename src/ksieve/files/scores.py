@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core import problem
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path
 from ksieve.files.arrays import Array, Tensor, is_npy, map_npy, pick, read_header
 
@@ -86,29 +86,29 @@ class ScoreFile:
     def __init__(self, path: Path, matrix: Array, dtype: str, lengths: Array | None, k: int | None) -> None:
         where = f"{path}: an array of shape {matrix.shape}"
         if matrix.ndim != 2:
-            raise CaptureFormatError(f"{where}; takes a matrix (rows, width): reshape it before it is saved")
+            raise FileFormatError(f"{where}; takes a matrix (rows, width): reshape it before it is saved")
         if max(matrix.shape) > MAX_SIZE:
-            raise CaptureFormatError(f"{where}; takes sizes up to {MAX_SIZE}, so that indices fit int32")
+            raise FileFormatError(f"{where}; takes sizes up to {MAX_SIZE}, so that indices fit int32")
         self.path, self.dtype, self.k = path, dtype, k
         self.rows, self.width = matrix.shape
         self._matrix = matrix
         self._map = _mmap_of(matrix)
         self._bytes = self._map.size()
         if max(matrix.shape) > max(FREE_ROWS, self._bytes):
-            raise CaptureFormatError(f"{where} in a file of {self._bytes:,} bytes; takes at most {FREE_ROWS:,} rows")
+            raise FileFormatError(f"{where} in a file of {self._bytes:,} bytes; takes at most {FREE_ROWS:,} rows")
         self.lengths: NDArray[np.int32] = np.broadcast_to(np.int32(self.width), self.rows)
         if lengths is not None:
             try:
                 self.lengths = as_lengths(lengths, self.rows)
             except ArgumentError as error:
-                raise CaptureFormatError(f"{path}: {error}") from None
+                raise FileFormatError(f"{path}: {error}") from None
 
     def rows_block(self, begin: int, end: int) -> Array:
         """Return rows `begin` to `end`, as a slice does; a view of the file where it is row-major and little-endian.
 
         Raises
         ------
-        CaptureFormatError
+        FileFormatError
             If the file was cut short after it was opened.
         """
         return self.tile(begin, end, 0, self.width)
@@ -117,7 +117,7 @@ class ScoreFile:
         """Return columns `first` to `last` of rows `begin` to `end`; otherwise as `rows_block`."""
         # Reading a page of a map behind the end of its file ends the process.
         if self._map.size() < self._bytes:
-            raise CaptureFormatError(f"{self.path}: it was cut after it was opened")
+            raise FileFormatError(f"{self.path}: it was cut after it was opened")
         block = self._matrix[begin:end, first:last]
         return np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("="))
 
@@ -150,7 +150,7 @@ def open_scores(path: str | os.PathLike[str], tensor: str | None = None) -> Scor
 
     Raises
     ------
-    CaptureFormatError
+    FileFormatError
         The file is absent or damaged, or its array is no matrix of scores.
     ArgumentError
         `tensor` is none of the file's, or is needed.
@@ -163,7 +163,7 @@ def open_scores(path: str | os.PathLike[str], tensor: str | None = None) -> Scor
         dtype = "bfloat16" if matrix.dtype.kind == "u" and matrix.dtype.itemsize == 2 else matrix.dtype.name
         return ScoreFile(path, matrix, _score_dtype(path, dtype), None, None)
     if path.suffix in (".npz", ".pt", ".pth"):
-        raise CaptureFormatError(f"{path}: takes a .npy or .safetensors file: save the scores alone, with numpy.save")
+        raise FileFormatError(f"{path}: takes a .npy or .safetensors file: save the scores alone, with numpy.save")
     tensors, metadata = read_header(path)
     ours = VERSION_KEY in metadata
     name = tensor or _scores_in(tensors)
@@ -174,7 +174,7 @@ def open_scores(path: str | os.PathLike[str], tensor: str | None = None) -> Scor
             if found is not None:
                 return found
         if ours:
-            raise CaptureFormatError(
+            raise FileFormatError(
                 f"{path}: a capture of ksieve's laboratory, which is not installed: pip install ./lab in a clone"
             )
     matrices = {other: each for other, each in tensors.items() if len(each.shape) == 2}
@@ -203,7 +203,7 @@ def _scores_in(tensors: dict[str, Tensor]) -> str | None:
 def _score_dtype(path: Path, dtype: str) -> str:
     if dtype not in problem.SCORE_DTYPES:
         takes = "float32, float16, or bfloat16, which is uint16 in NumPy: convert them before they are saved"
-        raise CaptureFormatError(f"{path}: scores of dtype {dtype}; takes {takes}")
+        raise FileFormatError(f"{path}: scores of dtype {dtype}; takes {takes}")
     return dtype
 
 
@@ -212,7 +212,7 @@ def _stored_k(path: Path, metadata: dict[str, str]) -> int | None:
     # Every K has at most seven digits; int() of thousands of digits would raise or be slow.
     if text is None or (re.fullmatch("[0-9]{1,7}", text) and 1 <= int(text) <= problem.MAX_K):
         return None if text is None else int(text)
-    raise CaptureFormatError(f"{path}: metadata {K_KEY!r} is {text[:40]!r}; takes an int from 1 to {problem.MAX_K}")
+    raise FileFormatError(f"{path}: metadata {K_KEY!r} is {text[:40]!r}; takes an int from 1 to {problem.MAX_K}")
 
 
 def _mmap_of(array: Array) -> mmap.mmap:

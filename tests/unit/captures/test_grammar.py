@@ -1,4 +1,4 @@
-"""Every file that the grammar of safetensors allows is a CaptureFormatError or an answer, whoever reads it."""
+"""Every file that the grammar of safetensors allows is a FileFormatError or an answer, whoever reads it."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from ksieve import verify
 from ksieve.captures import import_scores, open_capture
 from ksieve.captures.importers import load_array
 from ksieve.cli.app import app
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.files import stream
 
 BITS = {
@@ -52,11 +52,11 @@ def reads(path, name):
             assert verify(capture, None, np.tile(np.arange(2), (capture.rows, 1)), sentinel=1 << 40) is not None
 
     return {
-        selected: CaptureFormatError,
-        verified: CaptureFormatError,
-        lambda: load_array(path, name, prefer=name): CaptureFormatError,
+        selected: FileFormatError,
+        verified: FileFormatError,
+        lambda: load_array(path, name, prefer=name): FileFormatError,
         lambda: import_scores(path, path.with_name("made.safetensors"), name=name, dtype="float32", flatten=True): (
-            CaptureFormatError,
+            FileFormatError,
             ArgumentError,  # a stack or lengths that do not fit each other
         ),
     }
@@ -108,4 +108,4 @@ def test_the_command_line_names_the_file(tmp_path, monkeypatch, shape, words):
     np.save("i.npy", np.zeros((2, 2), np.int32))
     write(tmp_path / "a.safetensors", {"scores": ("F32", shape)})
     done = CliRunner().invoke(app, [words[0], "a.safetensors", *words[1:]])
-    assert isinstance(done.exception, CaptureFormatError) and str(done.exception).startswith("a.safetensors: ")
+    assert isinstance(done.exception, FileFormatError) and str(done.exception).startswith("a.safetensors: ")

@@ -13,7 +13,7 @@ import pytest
 from ksieve import verify
 from ksieve.captures.format import open_capture
 from ksieve.captures.writer import CaptureWriter, write_factors
-from ksieve.core.errors import CaptureFormatError, KsieveError
+from ksieve.core.errors import FileFormatError, KsieveError
 from ksieve.files import stream
 
 BIG = 1 << 62
@@ -78,7 +78,7 @@ HOSTILE = {
 def test_a_hostile_capture_is_a_typed_error(tmp_path, name):
     header, size = HOSTILE[name]
     path = write(tmp_path / "a.safetensors", header, size=size)
-    with pytest.raises(CaptureFormatError) as caught, open_capture(path) as found:
+    with pytest.raises(FileFormatError) as caught, open_capture(path) as found:
         found.describe()
         stream.select(found, 2, lambda begin, indices: None)
     message = str(caught.value)
@@ -93,13 +93,13 @@ def test_a_hostile_capture_takes_bounded_memory(tmp_path, name):
     code = """if True:
         import resource, sys
         import ksieve.captures.format, safetensors
-        from ksieve.core.errors import CaptureFormatError
+        from ksieve.core.errors import FileFormatError
         base = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         # Sparse files are mapped by the safetensors library, which reads none of their pages.
         resource.setrlimit(resource.RLIMIT_AS, (base + int(sys.argv[2]), -1))
         try:
             ksieve.captures.format.open_capture(sys.argv[1])
-        except CaptureFormatError:
+        except FileFormatError:
             sys.exit(7)
     """
     room = (256 << 20) + size

@@ -9,7 +9,7 @@ import pytest
 
 from ksieve.captures import CaptureWriter, import_scores, open_capture
 from ksieve.captures.importers import load_array
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 
 MOST = 64 << 20
 """Bytes that anything here may allocate."""
@@ -43,7 +43,7 @@ def save_zipped(path, shape):
 def test_an_import_that_the_disk_cannot_hold_writes_nothing(tmp_path, save, suffix, flatten):
     save(tmp_path / f"a.{suffix}", (1 << 10, 1 << 15, 1 << 25) if flatten else (1 << 25, 1 << 25))
     with pytest.raises(
-        (ArgumentError, CaptureFormatError), match=r"for 4\.5 PB; takes a disk with as much room"
+        (ArgumentError, FileFormatError), match=r"for 4\.5 PB; takes a disk with as much room"
     ) as caught:
         import_scores(tmp_path / f"a.{suffix}", tmp_path / "a.safetensors", flatten=flatten)
     assert caught.value is not None and [path.name for path in tmp_path.iterdir()] == [f"a.{suffix}"]

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from ksieve.captures.format import open_capture
 from ksieve.captures.importers import import_scores
-from ksieve.core.errors import ArgumentError, CaptureFormatError, KsieveError
+from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
 from ksieve.lab.cli.app import main
 
 STACK = np.random.default_rng(3).standard_normal((2, 3, 5, 8)).astype(np.float32)
@@ -91,9 +91,7 @@ def test_causal_lengths_need_as_many_scores_as_rows(tmp_path):
 @SAVERS
 def test_a_choice_that_is_missing_or_wrong_lists_what_there_is(tmp_path, save):
     source, out = save(tmp_path / "stack", scores=STACK), tmp_path / "out.safetensors"
-    with pytest.raises(
-        CaptureFormatError, match=r"shape \(2, 3, 5, 8\).*index=\(0, 0\) \(0 to 1, 0 to 2\).*flatten=True"
-    ):
+    with pytest.raises(FileFormatError, match=r"shape \(2, 3, 5, 8\).*index=\(0, 0\) \(0 to 1, 0 to 2\).*flatten=True"):
         import_scores(source, out)
     for index in ((), (1,), (1, 3), (-1, 0), (0, 0, 0), (True, 0), ("0", "0")):
         with pytest.raises(ArgumentError, match=r"^index: got .*2 of them, 0 to 1, 0 to 2"):
@@ -156,7 +154,7 @@ def test_safetensors_dtypes(tmp_path):
             import_scores(path, tmp_path / "out.safetensors")
             assert np.array_equal(read(tmp_path / "out.safetensors")[0], bits)
         else:
-            with pytest.raises(CaptureFormatError, match="dtype"):
+            with pytest.raises(FileFormatError, match="dtype"):
                 import_scores(path, tmp_path / "out.safetensors")
 
 
@@ -181,7 +179,7 @@ def short_storage(path: Path, size: int | None) -> Path:
 @pytest.mark.parametrize("size", [156, 80, 4, 0, None])
 def test_a_torch_storage_that_is_short_is_refused(tmp_path, size):
     path = short_storage(tmp_path / "a.pt", size)
-    with pytest.raises(CaptureFormatError, match=r"a\.pt: not a torch file of tensors \(storage '0' "):
+    with pytest.raises(FileFormatError, match=r"a\.pt: not a torch file of tensors \(storage '0' "):
         import_scores(path, tmp_path / "out.safetensors", name="scores")
     import_scores(short_storage(path, 160), tmp_path / "out.safetensors", name="scores")
     assert (read(tmp_path / "out.safetensors")[0] == 1).all()
@@ -205,7 +203,7 @@ def test_no_pickle_is_executed(tmp_path, monkeypatch):
     Path("b.pt").write_bytes(bomb)
     Path("b.npy").write_bytes(bomb)
     for name in ("a.npy", "a.npz", "a.pt", "b.pt", "b.npy"):
-        with pytest.raises(CaptureFormatError, match=name):
+        with pytest.raises(FileFormatError, match=name):
             import_scores(name, out)
     assert not Path("bombed").exists() and not out.exists()
 
@@ -251,7 +249,7 @@ def test_hostile_npy_headers(tmp_path, content, kind):
 def test_archives_under_other_names(tmp_path):
     np.savez(tmp_path / "a.npz", scores=STACK[0, 0])
     (tmp_path / "a.npz").rename(tmp_path / "a.npy")
-    with pytest.raises(CaptureFormatError, match=r"a\.npy: not a readable \.npy file \(it is a zip archive"):
+    with pytest.raises(FileFormatError, match=r"a\.npy: not a readable \.npy file \(it is a zip archive"):
         import_scores(tmp_path / "a.npy", tmp_path / "out.safetensors")
 
 

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from ksieve.captures.format import open_capture
 from ksieve.captures.writer import CaptureWriter, write_factors
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.lab.workloads import write_synthetic
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
@@ -221,7 +221,7 @@ def test_missing_rows_are_an_error_and_an_old_file_survives(tmp_path):
     before = path.read_bytes()
     writer = CaptureWriter(path, 3, 2)
     writer.write(matrix(2, 2))
-    with pytest.raises(CaptureFormatError) as error:
+    with pytest.raises(FileFormatError) as error:
         writer.close()
     assert str(error.value) == f"{path}: 2 of 3 announced rows were written; nothing is kept"
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
@@ -241,7 +241,7 @@ def test_an_error_in_the_block_discards_and_a_closed_writer_refuses(tmp_path):
 
 
 def refused(path):
-    with pytest.raises(CaptureFormatError) as error:
+    with pytest.raises(FileFormatError) as error:
         open_capture(path)
     message = str(error.value)
     assert message.startswith(f"{path}: ")
@@ -271,7 +271,7 @@ def test_a_file_cut_after_it_was_opened(tmp_path):
     path = write(tmp_path / "a.safetensors", matrix(3, 5000))
     with open_capture(path) as capture:
         os.truncate(path, 40_000)
-        with pytest.raises(CaptureFormatError, match="ended inside tensor 'scores'; it was cut after it was opened"):
+        with pytest.raises(FileFormatError, match="ended inside tensor 'scores'; it was cut after it was opened"):
             capture.rows_block(2, 3)
 
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 from ksieve.captures import factors
 from ksieve.captures.format import open_capture
 from ksieve.captures.writer import write_factors
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 
 SHARED = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"
 EXAMPLE = ROOT / "examples" / "indexer_capture.safetensors"
@@ -220,7 +220,7 @@ def test_files_of_factors_that_do_not_fit(tmp_path, change, message):
     tensors = {names.get(n, n): a for n, a in make().items()} | change
     path = tmp_path / "a.safetensors"
     safetensors.numpy.save_file({n: a for n, a in tensors.items() if a is not None}, path)
-    with pytest.raises(CaptureFormatError) as error:
+    with pytest.raises(FileFormatError) as error:
         open_capture(path)
     assert str(error.value).startswith(f"{path}: {message}")
 

@@ -13,7 +13,7 @@ from ksieve.captures.format import open_capture
 from ksieve.captures.importers import import_scores, load_array
 from ksieve.captures.numbers import narrow
 from ksieve.captures.writer import write_factors
-from ksieve.core.errors import ArgumentError, BackendError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
 
 SCORES = np.random.default_rng(0).standard_normal((7, 30)).astype(np.float32)
 LENGTHS = np.array([0, 30, -2, 5, 31, 6, 7])
@@ -119,7 +119,7 @@ def test_rounding_on_request(tmp_path, dtype):
     wide = np.array([[1 / 3, 1e30, -1e300, np.nan, 65520.0, 1 + 2**-9]])
     np.save(tmp_path / "a.npy", wide)
     with pytest.raises(
-        CaptureFormatError,
+        FileFormatError,
         match=r'a\.npy: scores of dtype float64; takes float32.*float64 rounded on request: dtype="float32"',
     ):
         import_scores(tmp_path / "a.npy", tmp_path / "a.safetensors")
@@ -170,7 +170,7 @@ def test_a_matrix_is_never_held_whole(tmp_path, save):
 # ---- errors -----------------------------------------------------------------------------------------------
 
 
-def refused(source, tmp_path, error=CaptureFormatError, **options):
+def refused(source, tmp_path, error=FileFormatError, **options):
     with pytest.raises(error) as caught:
         import_scores(source, tmp_path / "out.safetensors", **options)
     assert not (tmp_path / "out.safetensors").exists()
@@ -281,7 +281,7 @@ def test_load_array_of_any_rank(tmp_path):
     assert (load_array(tmp_path / "a.npz", prefer="indices") == SCORES).all()
     assert (load_array(tmp_path / "a.npz", "other", prefer="indices") == LENGTHS).all()
     np.save(tmp_path / "a.npy", np.float32(1))
-    with pytest.raises(CaptureFormatError, match="holds a single number; takes an array"):
+    with pytest.raises(FileFormatError, match="holds a single number; takes an array"):
         load_array(tmp_path / "a.npy", prefer="indices")
 
 

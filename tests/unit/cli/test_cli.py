@@ -175,7 +175,7 @@ def test_a_failed_selection_keeps_the_older_file(
     np.save(out, np.arange(3))
 
     def cut(*_: object, **__: object) -> None:
-        raise ksieve.CaptureFormatError("cut short")
+        raise ksieve.FileFormatError("cut short")
 
     monkeypatch.setattr(stream, "select", cut)
     ran = run("select", capture, "--out", out)

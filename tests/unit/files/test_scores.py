@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 import ksieve
 from ksieve.captures.reader import reader
 from ksieve.captures.writer import CaptureWriter, write_factors
-from ksieve.core.errors import ArgumentError, CaptureFormatError, KsieveError
+from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
 from ksieve.files import load_array, open_scores, scores, stream
 from ksieve.files.columns import JoinedColumns, share_lengths
 from ksieve.files.save import save_scores, write_header
@@ -182,7 +182,7 @@ HOSTILE = {
 def test_a_hostile_header_is_a_typed_error(tmp_path, name):
     tensors, size, said = HOSTILE[name]
     path = header(tmp_path / "a.safetensors", tensors, size=size)
-    with pytest.raises(CaptureFormatError) as caught:
+    with pytest.raises(FileFormatError) as caught:
         open_scores(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ") and said in message and len(message) < len(str(path)) + 400
@@ -200,7 +200,7 @@ def test_a_hostile_header_is_a_typed_error(tmp_path, name):
 )
 def test_an_array_that_holds_no_scores(tmp_path, array, said):
     np.save(tmp_path / "a.npy", array)
-    with pytest.raises(CaptureFormatError) as caught:
+    with pytest.raises(FileFormatError) as caught:
         open_scores(tmp_path / "a.npy")
     assert said in str(caught.value)
 
@@ -214,7 +214,7 @@ def test_what_is_no_file_of_scores(tmp_path):
         ("absent.npy", "no such file"),
         (".", "not a file"),
     ):
-        with pytest.raises(CaptureFormatError, match=said):
+        with pytest.raises(FileFormatError, match=said):
             open_scores(tmp_path / name)
     np.save(tmp_path / "a.npy", MATRIX)
     with pytest.raises(ArgumentError, match=r"^tensor: got 'x'; takes nothing: .* holds a single array"):
@@ -229,9 +229,9 @@ def test_a_file_that_is_cut_while_it_is_open(tmp_path, suffix):
     np.save(path, MATRIX) if suffix == ".npy" else save_file({"scores": MATRIX}, path)
     with open_scores(path) as source:
         os.truncate(path, path.stat().st_size - 1)
-        with pytest.raises(CaptureFormatError, match="was cut after it was opened"):
+        with pytest.raises(FileFormatError, match="was cut after it was opened"):
             source.rows_block(0, 1)
-        with pytest.raises(CaptureFormatError, match="not a readable"):
+        with pytest.raises(FileFormatError, match="not a readable"):
             open_scores(path)
 
 
@@ -263,7 +263,7 @@ def test_a_damaged_file_is_refused_or_selected_exactly(whole, data):
 def test_readers_of_other_packages(tmp_path, monkeypatch):
     factors, made = tmp_path / "f.safetensors", np.ones((4, 2, 8), "f4")
     write_factors(factors, q=made, keys=np.ones((50, 8), "f4"), weights=np.ones((4, 2), "f4"), k=5)
-    with pytest.raises(CaptureFormatError, match=r"a capture of ksieve's laboratory, .*: pip install ./lab in a clone"):
+    with pytest.raises(FileFormatError, match=r"a capture of ksieve's laboratory, .*: pip install ./lab in a clone"):
         open_scores(factors)
     entry = EntryPoint("captures", "ksieve.captures.reader:reader", scores.GROUP)
     monkeypatch.setattr(scores, "entry_points", lambda *, group: [entry] if group == scores.GROUP else [])
@@ -305,7 +305,7 @@ def test_arrays_of_every_file_type(tmp_path):
         data = path.read_bytes()
         for end in (0, 1, 9, len(data) // 2, len(data) - 1):
             path.write_bytes(data[:end])
-            with pytest.raises(CaptureFormatError, match=f"{name}: not a readable "):
+            with pytest.raises(FileFormatError, match=f"{name}: not a readable "):
                 load_array(path, prefer="indices")
 
 

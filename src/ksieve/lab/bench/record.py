@@ -22,7 +22,7 @@ from typing import Any
 
 from ksieve._version import __version__
 from ksieve.core import atomic
-from ksieve.core.errors import CaptureFormatError
+from ksieve.core.errors import FileFormatError
 from ksieve.core.paths import as_path, read_utf8
 from ksieve.core.text import parse_json, plain, printable
 
@@ -114,14 +114,14 @@ def _text(value: Any, line: str) -> str:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a result file; CaptureFormatError, a ValueError, if it cannot be read or is of another schema."""
+    """Read a result file; FileFormatError, a ValueError, if it cannot be read or is of another schema."""
     file = as_path(path)
     try:
         found = parse_json(read_utf8(file))
     except ValueError as error:
-        raise CaptureFormatError(f"{file}: no result file ({error})") from None
+        raise FileFormatError(f"{file}: no result file ({error})") from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise CaptureFormatError(f"{file}: no result file of schema {SCHEMA}")
+        raise FileFormatError(f"{file}: no result file of schema {SCHEMA}")
     return found
 
 

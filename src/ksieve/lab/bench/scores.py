@@ -58,7 +58,7 @@ def source_of(text: str) -> Fill:
     ------
     ArgumentError
         If it is none of them.
-    CaptureFormatError
+    FileFormatError
         If the file holds no factors.
     """
     check_source(text)
@@ -109,11 +109,11 @@ class Factors:
         from safetensors.torch import load_file
 
         from ksieve.captures.format import open_capture
-        from ksieve.core.errors import CaptureFormatError
+        from ksieve.core.errors import FileFormatError
 
         with open_capture(path) as capture:
             if capture.kind != "factors":
-                raise CaptureFormatError(f"{path}: holds scores, not an indexer's factors")
+                raise FileFormatError(f"{path}: holds scores, not an indexer's factors")
         tensors = load_file(path)
         self._q, self._w = tensors["q"].float(), tensors["w"].float()
         self._keys = tensors["k"].float()

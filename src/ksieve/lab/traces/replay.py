@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ksieve.captures.format import Capture, open_capture
 from ksieve.captures.recorder import CALLS_KEY
 from ksieve.core import atomic, problem
-from ksieve.core.errors import ArgumentError, CaptureFormatError
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path, read_utf8, unreadable
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.text import parse_json
@@ -106,7 +106,7 @@ def load(source: str | os.PathLike[str]) -> Trace:
 
     Raises
     ------
-    CaptureFormatError
+    FileFormatError
         If a file is no trace; the message names the file and the fault.
     """
     path = as_path(source, "source")
@@ -116,26 +116,26 @@ def load(source: str | os.PathLike[str]) -> Trace:
         return Trace.of_requests(name, [{"prompt": PAPER_REQUESTS[name]}], k=2048)
     if fault:
         takes = f"a JSON file, a recording, {', '.join(PAPER_REQUESTS)}"
-        raise CaptureFormatError(f"{text}: no such trace ({fault}): takes {takes}")
+        raise FileFormatError(f"{text}: no such trace ({fault}): takes {takes}")
     if path.suffix == ".safetensors":
         with open_capture(path) as capture:
             return _of_recording(path, capture)
     try:
         facts = parse_json(read_utf8(path))
     except ValueError as error:
-        raise CaptureFormatError(f"{path}: not JSON ({error})") from None
+        raise FileFormatError(f"{path}: not JSON ({error})") from None
     if not isinstance(facts, dict) or facts.get(FORMAT_KEY) != FORMAT_VERSION:
-        raise CaptureFormatError(f'{path}: not a trace: takes an object with "{FORMAT_KEY}": {FORMAT_VERSION}')
+        raise FileFormatError(f'{path}: not a trace: takes an object with "{FORMAT_KEY}": {FORMAT_VERSION}')
     k = facts.get("k")
     try:
         k = None if k is None else problem.check_k(k)
         if "requests" in facts:
             return Trace.of_requests(str(facts.get("name", path.stem)), facts["requests"], k)
         if "calls" not in facts:
-            raise CaptureFormatError(f'{path}: neither "requests" nor "calls"; takes an object with one of them')
+            raise FileFormatError(f'{path}: neither "requests" nor "calls"; takes an object with one of them')
         calls = tuple(_call(item) for item in facts["calls"])
     except (ArgumentError, KeyError, TypeError, AttributeError) as error:
-        raise CaptureFormatError(f"{path}: {error}") from None
+        raise FileFormatError(f"{path}: {error}") from None
     return Trace(str(facts.get("name", path.stem)), k, calls)
 
 
@@ -156,13 +156,13 @@ def _call(item: Any) -> Invocation:
 def _of_recording(path: Path, capture: Capture) -> Trace:
     text = capture.metadata.get(CALLS_KEY)
     if text is None:
-        raise CaptureFormatError(f"{path}: a capture, but no recording: it does not say which rows were one call")
+        raise FileFormatError(f"{path}: a capture, but no recording: it does not say which rows were one call")
     try:
         listed = [(int(rows), int(width), int(k)) for rows, width, k in parse_json(text)]
     except (ValueError, TypeError):
-        raise CaptureFormatError(f"{path}: metadata {CALLS_KEY!r} does not list [rows, width, k] per call") from None
+        raise FileFormatError(f"{path}: metadata {CALLS_KEY!r} does not list [rows, width, k] per call") from None
     if sum(rows for rows, _, _ in listed) != capture.rows or any(width > capture.width for _, width, _ in listed):
-        raise CaptureFormatError(f"{path}: metadata {CALLS_KEY!r} does not fit the capture's {capture.rows} rows")
+        raise FileFormatError(f"{path}: metadata {CALLS_KEY!r} does not fit the capture's {capture.rows} rows")
     ks = {k for _, _, k in listed}
     calls = tuple(
         Invocation("prefill" if rows > 1 else "decode", step, rows, width, 0, "equal")
