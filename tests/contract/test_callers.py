@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ksieve
-import oracle
 from ksieve.core.errors import ArgumentError
+from ksieve.lab import oracle
 
 ROW = np.random.default_rng(1).standard_normal(300).astype(np.float32)
 K = 5

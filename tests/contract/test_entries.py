@@ -1,4 +1,4 @@
-"""Blocks, forced entries, expansion and tails: any call against sorted lists, hostile rows, and refusals."""
+"""Blocks, forced entries, expansion and tails: any call against the oracle, hostile rows, and refusals."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ hypothesis = pytest.importorskip("hypothesis")
 
 from hypothesis import strategies as st  # noqa: E402
 
-import entries as oracle  # noqa: E402
 import ksieve  # noqa: E402
 from cases import DTYPES, pairwise  # noqa: E402
 from entry_calls import AXES, built, columns_of  # noqa: E402
 from harness import HOST_BACKENDS  # noqa: E402
 from ksieve import ArgumentError, Options  # noqa: E402
-from oracle import ranks  # noqa: E402
+from ksieve.lab import oracle  # noqa: E402
 
 
 def outputs(x, k, call, kind):
@@ -54,13 +53,11 @@ def judge(x, k, call, raw, counts=None):
 
 
 def check(x, k, call, policy="direct", kind="new"):
-    score = ranks(x, largest=call.get("largest", True), nan=call.get("nan"))
     statistics = []
     for backend in HOST_BACKENDS:
         out, values, raw, stats, counts = run(x, k, call, backend, policy, kind)
         statistics.append(stats.raw)
-        for row in range(x.shape[0]):
-            oracle.check_row(score, x, row, k, call, out[row], raw[row], values[row], counts[row])
+        oracle.assert_served(x, k, call, {"indices": out, "values": values, "raw": raw, "counts": counts})
         verdict = judge(x, k, call, raw, counts)
         assert verdict, verdict
     np.testing.assert_array_equal(*statistics)
@@ -226,11 +223,11 @@ def test_values_carry_the_gradient_of_the_scores_that_they_are():
         )  # fmt: skip
         weights = np.arange(1, raw.numel() + 1, dtype=np.float32).reshape(raw.shape)
         values.backward(torch.from_numpy(weights))
-        score = ranks(x, largest=call.get("largest", True), nan=call.get("nan"))
+        found = oracle.entries_of(x, call, np.arange(len(x)))
         gradient, wanted = np.zeros_like(x), np.full_like(weights, -np.inf if call.get("largest", True) else np.inf)
         for row in range(x.shape[0]):
-            found, _ = oracle.entries_of(score, row, call)
-            columns = {position: entry.column for entry in found for position in entry.positions}
+            each = zip(found.begin[row], found.size[row], found.column[row], found.rank[row], strict=True)
+            columns = {p: c for b, n, c, rank in each if rank != oracle.NONE for p in range(b, b + n)}
             for slot, position in enumerate(raw[row].tolist()):
                 if position in columns:
                     wanted[row, slot] = x[row, columns[position]]
@@ -309,14 +306,8 @@ def test_verify_refutes_any_change(drawn, data):
         return
     row, column = data.draw(st.integers(0, raw.shape[0] - 1)), data.draw(st.integers(0, raw.shape[1] - 1))
     raw[row, column] = data.draw(st.sampled_from([-1, 0, 1, 2, 5, int(raw[row, 0]), int(raw[row].max()) + 1]))
-    score = ranks(x, largest=call.get("largest", True), nan=call.get("nan"))
-    try:
-        used = int((raw[row] >= 0).sum())
-        oracle.check_row(score, x, row, k, call | {"offsets": None, "page_table": None}, raw[row], raw[row], None, used)
-    except (AssertionError, KeyError):
-        assert not judge(x, k, call, raw)
-    else:
-        assert judge(x, k, call, raw)
+    right = oracle.exact_rows(x, k, call | {"offsets": None, "page_table": None}, {"indices": raw})
+    assert bool(judge(x, k, call, raw)) == right.all()
 
 
 def test_a_recording_has_their_scores(tmp_path):

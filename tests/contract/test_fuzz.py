@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import ksieve
-from cases import DTYPES, FAMILIES, POLICIES, scores_of
+from cases import DTYPES, FAMILIES, POLICIES, clamp, scores_of
 from harness import model_arguments
 from ksieve import Route
+from ksieve.lab.oracle import assert_exact
 from ksieve.model import reference
-from oracle import assert_exact, clamp
 
 SEED = int(os.environ.get("KSIEVE_FUZZ_SEED", "1"))
 ROWS = int(os.environ.get("KSIEVE_FUZZ_ROWS", "300000"))

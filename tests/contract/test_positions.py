@@ -15,9 +15,9 @@ import ksieve  # noqa: E402
 from cases import DTYPES, FAMILIES, POLICIES, scores_of  # noqa: E402
 from harness import HOST_BACKENDS  # noqa: E402
 from ksieve import ArgumentError, Options  # noqa: E402
+from ksieve.lab import oracle  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 from ksieve.planning.families import BY_POSITION  # noqa: E402
-from oracle import ranks, window_of, written  # noqa: E402
 
 K = 5
 
@@ -74,30 +74,6 @@ def calls(draw):
     return x, k, call, draw(st.sampled_from(POLICIES))
 
 
-def check(x, k, call, indices, values, raw, counts):
-    """Row by row, by the definition: the scores with a position, the best of them, in the order that was asked for."""
-    score = ranks(x, largest=call["largest"], nan=call["nan"])
-    sign = -1 if call["tie_break"] == "high" else 1
-    for row in range(x.shape[0]):
-        begin, end = window_of(row, x.shape[1], call)
-        own = {int(call["positions"][row, i]): i for i in range(begin, end) if call["positions"][row, i] >= 0}
-        mine = k if call.get("ks") is None else min(max(int(call["ks"][row]), 0), k)
-        best = sorted(own, key=lambda p: (-score[row, own[p]], sign * p))[:mine]
-        used = len(best)
-        found = raw[row, :used].tolist()
-        assert counts[row] == used and (raw[row, used:] == -1).all() and (indices[row, used:] == -1).all()
-        assert len(set(found)) == used and set(found) <= set(own)
-        assert sorted(score[row, own[p]] for p in found) == sorted(score[row, own[p]] for p in best)
-        if call["tie_break"]:
-            assert sorted(found) == sorted(best)
-        if call["sorted"] == "index":
-            assert found == sorted(found)
-        elif call["sorted"]:
-            assert found == sorted(found, key=lambda p: (-score[row, own[p]], sign * p))
-        assert indices[row, :used].tolist() == [written(p, row, call) for p in found]
-        assert values[row, :used].tobytes() == x[row, [own[p] for p in found]].tobytes()
-
-
 @hypothesis.given(calls())
 @hypothesis.settings(max_examples=250)
 def test_any_call_with_positions(case):
@@ -112,7 +88,7 @@ def test_any_call_with_positions(case):
             x, call.get("lengths"), slots, **arguments, **more, backend=backend, num_rows=call.get("live"),
             counts_out=counts, policy=policy or "direct", return_stats=True,
         )  # fmt: skip
-        check(x, k, call, indices, values, raw, counts)
+        oracle.assert_served(x, k, call, {"indices": indices, "values": values, "raw": raw, "counts": counts})
         statistics.append(stats.raw)
         judged = {
             n: call.get(n) for n in ("positions", "starts", "ends", "next_n", "largest", "nan", "sorted", "tie_break")

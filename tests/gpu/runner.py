@@ -1,4 +1,4 @@
-"""One guarded call: poisoned output between guard words, dirty workspace, two runs, judged on the device.
+"""One guarded call: poisoned output between guard bytes, dirty workspace, two runs, judged on the device.
 
 With `DRY` (environment KSIEVE_GPU_DRY_RUN=1) the NumPy model stands in for the kernels and host memory for the GPU:
 it proves the suite's own code on a machine without a GPU, and nothing else. With `EMULATED` (KSIEVE_GPU_EMULATED=1) the
@@ -18,7 +18,7 @@ import torch
 import harness
 import ksieve
 from conftest import cuda_devices
-from gpu import DRY, EMULATED, HOST, judge
+from gpu import DRY, EMULATED, HOST
 from gpu.variants import Variant
 from ksieve.backends.cuda import device_info
 from ksieve.core.keys import widen
@@ -32,8 +32,14 @@ DEVICE = "cpu" if HOST else "cuda"
 PLAN_DEVICE = DEVICES["h200"] if DRY else "cuda"
 PLANNED_FOR = device_info(0) if cuda_devices() and not HOST else DEVICES["h200"]
 """Facts of the device whose launch shapes are tested."""
-POISON = 0x7F7F7F7F
-GUARD = 64
+POISON, BYTE = 0x7F7F7F7F, 0x7F
+"""What is in outputs before a call, and each of its bytes."""
+
+GUARD = 256
+"""Bytes before and behind an output."""
+
+JUDGED_BYTES = 1 << 30
+"""Bytes of scores that are judged at a time."""
 
 if EMULATED:
     from gpu.emulated import on_device
@@ -46,26 +52,28 @@ else:
 
 @dataclass
 class Guarded:
-    """An output inside guard words; `intact` says whether anything outside the slots was written."""
+    """An output of any dtype inside guard bytes."""
 
     out: torch.Tensor
-    buffer: torch.Tensor
+    memory: torch.Tensor
+    inside: torch.Tensor
 
     @classmethod
-    def make(cls, rows: int, k: int, padding: int = 0) -> Guarded:
-        pitch = k + padding
-        buffer = torch.full((2 * GUARD + rows * pitch,), POISON, dtype=torch.int32, device=DEVICE)
-        return cls(buffer.as_strided((rows, k), (pitch, 1), GUARD), buffer)
+    def make(cls, rows: int, k: int, dtype: torch.dtype = torch.int32, padding: int = 0, guard: int = GUARD) -> Guarded:
+        size, pitch = dtype.itemsize, k + padding
+        memory = torch.full((2 * guard + rows * pitch * size,), BYTE, dtype=torch.uint8, device=DEVICE)
+        body = memory[guard : guard + rows * pitch * size].view(dtype).view(rows, pitch)
+        inside = torch.zeros(rows, pitch * size, dtype=torch.bool, device=DEVICE)
+        inside[:, : k * size] = True
+        edge = torch.zeros(guard, dtype=torch.bool, device=DEVICE)
+        return cls(body[:, :k], memory, torch.cat([edge, inside.reshape(-1), edge]))
 
     def poison(self) -> None:
-        self.buffer.fill_(POISON)
+        self.memory.fill_(BYTE)
 
     def intact(self) -> bool:
-        rows, k = self.out.shape
-        pitch = self.out.stride(0) if rows > 1 else self.buffer.numel() - 2 * GUARD
-        between = self.buffer[GUARD : GUARD + rows * pitch].view(rows, pitch)[:, k:] if rows else self.buffer[:0]
-        parts = (self.buffer[:GUARD], self.buffer[-GUARD:], between)
-        return all(bool((part == POISON).all()) for part in parts)
+        """Whether nothing outside the slots was written."""
+        return bool(((self.memory == BYTE) | self.inside).all())
 
 
 def dirty_workspace(plan: Plan) -> object:
@@ -132,6 +140,16 @@ def to_numpy(scores: torch.Tensor) -> np.ndarray:
     return host.view(torch.uint16).numpy() if host.dtype == torch.bfloat16 else host.numpy()
 
 
+def ranking_of(plan: Plan) -> dict[str, Any]:
+    return {"largest": plan.problem.options.largest, "nan": plan.problem.options.nan}
+
+
+def refuted(scores: torch.Tensor, lengths: Any, indices: torch.Tensor, k: Any = None, **call: Any) -> list[str]:
+    """What `ksieve.verify` says of an answer that is not exact."""
+    verdict = ksieve.verify(scores, lengths, indices, k=k, block_bytes=JUDGED_BYTES, **call)
+    return [] if verdict else [str(verdict)]
+
+
 def check(
     plan: Plan,
     scores: torch.Tensor,
@@ -142,20 +160,14 @@ def check(
     runs: int = 2,
 ) -> list[str]:
     """Run a plan `runs` times on one dirty workspace; what is wrong with the answers, nothing if they are exact."""
-    rows, width = scores.shape
-    k = plan.problem.k
+    rows, k = len(scores), plan.problem.k
     live = torch.tensor([num_rows], dtype=torch.int32, device=DEVICE) if num_rows is not None else None
-    valid = judge.valid_lengths(lengths, rows, width, live, DEVICE)
-    ranking = plan.problem.options.ranking
-    target, workspace, wrong = Guarded.make(rows, k, out_padding), dirty_workspace(plan), []
+    target, workspace, wrong = Guarded.make(rows, k, padding=out_padding), dirty_workspace(plan), []
     for run in range(runs):
         target.poison()
         call(plan, scores, lengths, target.out, workspace, live)
-        ok = judge.exact_rows(scores, valid, k, target.out, ranking)
-        bad = torch.nonzero(~ok)[:, 0].tolist()
-        if bad:
-            told = judge.explain(scores, valid, k, target.out, bad[0], ranking)
-            wrong.append(f"run {run}: {len(bad)} of {rows} rows wrong ({bad[:6]}); {told}")
+        found = refuted(scores, lengths, target.out, k, num_rows=num_rows, **ranking_of(plan))
+        wrong += [f"run {run}: {text}" for text in found]
         if not target.intact():
             wrong.append(f"run {run}: memory around the output was written")
         if wrong:
@@ -171,11 +183,8 @@ def compare_stats(
     valid = np.full(rows, width) if lengths is None else lengths.cpu().numpy()
     indices, raw = call_stats(plan, scores, lengths)
     _, expected = model_of(plan, to_numpy(scores), valid)
-    wrong = []
-    given = judge.valid_lengths(lengths, rows, width, None, DEVICE)
-    ok = judge.exact_rows(scores, given, plan.problem.k, indices, plan.problem.options.ranking)
-    if not bool(ok.all()):
-        wrong.append(f"rows {torch.nonzero(~ok)[:6, 0].tolist()} are not exact with statistics on")
+    found = refuted(scores, lengths, indices, plan.problem.k, **ranking_of(plan))
+    wrong = [f"with statistics on: {text}" for text in found]
     differing = np.flatnonzero((raw != expected.raw).any(1))
     for row in differing[:3]:
         columns = np.flatnonzero(raw[row] != expected.raw[row])

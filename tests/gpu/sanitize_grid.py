@@ -21,13 +21,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import entries
 import ksieve
-import oracle
 import rank_cases
-from gpu import material, runner, served, slots, test_blocks, test_tiles
+from gpu import material, runner, served, test_blocks, test_tiles
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
+from ksieve.lab import oracle
 from ksieve.lab.bench import record
 from ksieve.planning.families import QUEUED
 from ksieve.planning.memory import with_workspace
@@ -139,25 +138,8 @@ def serve(name, plan, bits, call, stats):
     ready = served.Served(plan, torch.from_numpy(bits).view(torch.float32).to(runner.DEVICE), on_device(call), False)
     if stats and (wrong := served.compare_stats(ready)):
         raise AssertionError(f"{name}: {wrong}")
-    for _ in range(2):
-        ready.poison()
-        ready.run()
-    if plan.problem.options.counts:
-        judge_entries(ready, bits.view(np.float32), call, plan.problem.k)
-        return
-    expected = served.right_answer(torch.from_numpy(bits).view(torch.float32), call, plan.problem.k)
-    for output, guarded in ready.outputs.items():
-        if not served.same_bytes(guarded.out.cpu(), expected[output]).all():
-            raise AssertionError(f"{name}: {output} is not the right answer of {sorted(call)}")
-
-
-def judge_entries(ready, scores, call, k):
-    """Judge the slots of each row against sorted lists."""
-    host = {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in call.items()}
-    answer, score = ready.answer(), oracle.ranks(scores)
-    for row in range(len(scores)):
-        out, raw, values = (answer[n][row] for n in ("indices", "raw", "values"))
-        entries.check_row(score, scores, row, k, host, out, raw, values, answer["counts"][row, 0])
+    if wrong := served.check(ready, host=True):
+        raise AssertionError(f"{name}: {wrong} of {sorted(call)}")
 
 
 def on_device(call):
@@ -234,7 +216,7 @@ def rows_of_blocks() -> int:
             call |= {"block_size": size, "force_first": 1, "force_last": 2, "return_values": size == 7}
             plan = served.plan_for(test_blocks.FORCED[family], scores, test_blocks.K, call)
             # On the host: PyTorch's kernels would be watched too.
-            if wrong := slots.wrong_rows(served.Served(plan, scores, call), slots.by_lists):
+            if wrong := served.check(served.Served(plan, scores, call), host=True):
                 raise AssertionError(wrong[0])
             count += 1
     return count

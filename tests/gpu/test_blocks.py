@@ -1,7 +1,7 @@
 """Rows of blocks, and forced entries: every size of a block, family and alignment, and rows that are hard to pool.
 
 Blocks are pooled by shuffles where loads are aligned with them, else by atomics (common/blocks.cuh). Answers are judged
-by `slots.wrong_rows`, and statistics by the NumPy model.
+by the oracle, and statistics by the NumPy model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 import ksieve
 from answers import RANKINGS
 from gpu import material, runner, served
-from gpu.slots import wrong_rows
 from gpu.variants import ALL, Variant
 from ksieve.core.errors import ArgumentError
 from ksieve.planning import blocks
@@ -95,7 +94,7 @@ def judged(asked):
         if variant in FORCED.values():
             assert plan.family == variant.family
         ready = served.Served(plan, scores, call)
-        found = wrong_rows(ready) + (served.compare_stats(ready) if stats else [])
+        found = served.check(ready) + (served.compare_stats(ready) if stats else [])
         wrong += [f"{number}: {plan.family} {sorted(call)}: {text}" for text in found[:3]]
     return wrong
 

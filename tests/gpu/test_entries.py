@@ -1,6 +1,6 @@
 """Counts, expanded and forced entries, tails and positions, on every family: any pair of options.
 
-`slots.wrong_rows` judges each row of an answer; statistics equal the model's. Everything written lies between guard
+The oracle judges each row of an answer; statistics equal the model's. Everything written lies between guard
 bytes.
 """
 
@@ -18,7 +18,6 @@ from cases import pairwise
 from entry_calls import AXES, built, columns_of
 from gpu import runner, served
 from gpu.served import Served
-from gpu.slots import wrong_rows
 from gpu.test_options import ALL_NAMES, device_call, overflowing, possible_plan
 from gpu.variants import Variant
 from harness import to_cuda
@@ -95,7 +94,7 @@ def test_every_pair_of_options(name, tally):
         for each in (plan, overflowing(plan)) if number % 4 == 0 and plan.family != "register_warp" else (plan,):
             ready = Served(each, scores, on_device)
             assert ready.outputs["out"].out.shape[1] == columns_of(k, call)
-            wrong += [f"{CASES[number]}: {text}" for text in wrong_rows(ready)]
+            wrong += [f"{CASES[number]}: {text}" for text in served.check(ready)]
             total += len(x)
         if number % 3 == 0:
             wrong += [f"{CASES[number]}: {text}" for text in served.compare_stats(Served(plan, scores, on_device))]
@@ -114,7 +113,7 @@ def test_positions_decide_ties(forced, tally):
         return case["positions"] == "positions" and case["tie_break"] and more == forced
 
     x, k, _, scores, on_device = made(next(n for n, case in enumerate(CASES) if is_such(case)))
-    wrong = wrong_rows(Served(possible_plan("persistent-exact", scores, k, on_device), scores, on_device))
+    wrong = served.check(Served(possible_plan("persistent-exact", scores, k, on_device), scores, on_device))
     tally.add(f"entries positions {forced}", len(x), wrong)
     assert not wrong, wrong
 
@@ -180,7 +179,7 @@ def test_candidates_that_are_there(name, number, tally):
         pytest.skip("no clusters")
     if plan.family == "resident_block":
         plan = with_workspace(replace(plan, ctas=2))
-    wrong = wrong_rows(Served(plan, scores, on_device))
+    wrong = served.check(Served(plan, scores, on_device))
     tally.add(f"entries candidates {name}", len(x), wrong)
     assert not wrong, wrong
 
@@ -208,7 +207,7 @@ def on_chip(expand, tail):
 def test_entries_of_rows_on_chip(expand, tail, tally):
     """Slots at every alignment, four at a time, of expanded entries and of what is behind the last whole one."""
     scores, call, plan = on_chip(expand, tail)
-    wrong, rows = wrong_rows(Served(plan, scores, call)), len(scores)
+    wrong, rows = served.check(Served(plan, scores, call)), len(scores)
     tally.add("entries on chip", 2 * rows, wrong)
     assert not wrong, wrong
 
@@ -238,7 +237,7 @@ def test_many_entries_in_order(name, call, tally):
     scores, given, plan = many(name, call)
     if plan is None or not sort_slots(plan):
         pytest.skip("another family sorts them, or its ring has room")
-    wrong = wrong_rows(Served(plan, scores, device_call(given)))
+    wrong = served.check(Served(plan, scores, device_call(given)))
     tally.add(f"entries in order {name}", len(scores), wrong)
     assert not wrong, wrong
 
@@ -346,6 +345,6 @@ def shared_plan(family, x, k, call, scores):
 def test_slots_written_from_shared_memory(family, dtype, number, tally):
     x, k, call = shared(number, dtype)
     scores, on_device = to_cuda(x, number % 2, runner.DEVICE), device_call(call)
-    wrong = wrong_rows(Served(shared_plan(family, x, k, on_device, scores), scores, on_device))
+    wrong = served.check(Served(shared_plan(family, x, k, on_device, scores), scores, on_device))
     tally.add(f"entries shared {family} {dtype}", len(x), wrong)
     assert not wrong, wrong

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import ksieve
-import oracle
 from answers import RANKINGS, random_row
 from gpu import runner
 from ksieve.core.errors import KsieveError
+from ksieve.lab import oracle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 

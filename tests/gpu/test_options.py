@@ -15,12 +15,12 @@ import torch
 
 import cases
 import ksieve
-import oracle
 from gpu import material, runner, served
-from gpu.served import Served, right_answer, same_bytes
+from gpu.served import Served, same_bytes
 from gpu.variants import ALL, VARIANTS, small_storage
 from harness import to_cuda
 from ksieve.core.errors import ArgumentError
+from ksieve.lab import oracle
 from ksieve.planning.families import QUEUED
 
 pytestmark = pytest.mark.gpu
@@ -55,7 +55,7 @@ def device_call(call):
 
 
 def pair(number):
-    """A combination of the pairwise table: host scores, device scores in the same layout, host call, device call."""
+    """A combination of the pairwise table: host scores, device scores in the same layout, and the call."""
     case = PAIRS[number]
     inputs, host = cases.build_call(case)
     host = {n: v for n, v in host.items() if not n.endswith("_out") and n != "out"}
@@ -63,7 +63,7 @@ def pair(number):
     on_device = device_call(host)
     if "live" in host:
         on_device["live"] = torch.tensor([host["live"]], dtype=torch.int32, device=runner.DEVICE)
-    return case, inputs, scores, host, on_device
+    return case, inputs, scores, on_device
 
 
 def wide_calls(rows, width, k, seed=0):
@@ -132,7 +132,7 @@ def overflowing(plan):
 def kernels():
     """Plans that these tests run, for the compile pool."""
     for number in range(len(PAIRS)):
-        _, inputs, scores, _, call = pair(number)
+        _, inputs, scores, call = pair(number)
         for name in ALL_NAMES:
             if plan := possible_plan(name, scores, inputs.k, call):
                 yield plan, False
@@ -169,25 +169,15 @@ def order_of(*what):
 
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_every_pair_of_options(name, tally):
-    """Small rows, any order, any tie-break: `oracle.assert_served` reads the answer row by row."""
+    """Small rows, any order, any tie-break."""
     wrong, stats_rows, total = [], 0, 0
     for number in range(len(PAIRS)):
-        case, inputs, scores, host, call = pair(number)
+        case, inputs, scores, call = pair(number)
         plan = possible_plan(name, scores, inputs.k, call)
         if plan is None:
             continue
         ready = Served(plan, scores, call)
-        found = []
-        for _ in range(2):  # the second run finds what the first left in the workspace
-            ready.poison()
-            ready.run()
-            try:
-                oracle.assert_served(inputs.scores, inputs.k, host, ready.answer())
-            except AssertionError as error:
-                found.append(str(error)[:500])
-            found += ready.outside()
-            if found:
-                break
+        found = served.check(ready)
         if number % 3 == 0:
             found += served.compare_stats(ready)
             stats_rows += len(scores)
@@ -213,23 +203,14 @@ def test_wide_rows_have_one_right_answer(name, width, k, tally):
 
 @pytest.mark.parametrize(("width", "k"), WIDE)
 def test_rows_held_together_with_options_but_an_order(width, k, tally):
-    """Several rows in turn on the same CTAs; `oracle.assert_served` reads the answer row by row."""
+    """Several rows in turn on the same CTAs."""
     wrong, total = [], 0
     scores = wide_scores(width, k)[::3].contiguous()
     scores = scores[: len(scores) // 4 * 4]
     for what, call in wide_calls(len(scores), width, k).items():
         plan = possible_plan("cooperative", scores, k, call := call | {"overlap": False})
         assert plan is not None, what
-        ready = Served(plan, scores, call)
-        host = {n: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for n, v in call.items()}
-        for _ in range(2):
-            ready.poison()
-            ready.run()
-            try:
-                oracle.assert_served(scores.cpu().numpy(), k, host, ready.answer())
-            except AssertionError as error:
-                wrong.append(f"{what}: {str(error)[:500]}")
-            wrong += [f"{what}: {text}" for text in ready.outside()]
+        wrong += [f"{what}: {text}" for text in served.check(Served(plan, scores, call))]
         total += len(scores)
     tally.add("options cooperative", total, wrong)
     assert not wrong, "\n".join(wrong)
@@ -342,18 +323,7 @@ def test_a_k_too_large_to_sort_is_transformed_in_place(k, tally):
     scores = torch.randn(3, width, device=runner.DEVICE)
     offsets = torch.tensor([5, -7, 2**31 - 1], dtype=torch.int32, device=runner.DEVICE)
     call = {"offsets": offsets, "index_dtype": "int64", "return_raw": True, "return_values": True}
-    ready = Served(served.plan_for(VARIANTS["persistent-exact"], scores, k, call), scores, call)
-    ready.poison()
-    ready.run()
-    out, raw, values = (ready.outputs[name].out for name in ("out", "raw_out", "values_out"))
-    wrong = ready.outside()
-    least = torch.topk(scores, k, dim=1).values[:, -1:]
-    right = [
-        (out == raw + offsets.long()[:, None]).all(),
-        (scores.gather(1, raw) == values).all() and (values >= least).all(),
-        (raw.sort(dim=1).values.diff(dim=1) > 0).all(),
-    ]
-    wrong += [f"k={k}: check {n} failed" for n, ok in enumerate(right) if not bool(ok)]
+    wrong = served.check(Served(served.plan_for(VARIANTS["persistent-exact"], scores, k, call), scores, call), runs=1)
     tally.add("options persistent-exact", 3, wrong)
     assert not wrong
 
@@ -390,11 +360,7 @@ def test_graphs_replay_calls_with_options(name, overlap, tally):
         ends.random_(-5, width + 5)
         two.poison()
         graph.replay()
-        begin = right_answer(scores, one.call, 1)["out"]
-        wrong += [f"turn {turn}: first call"] * (not torch.equal(begin.view(-1), chained["starts"]))
-        expected = right_answer(scores, two.call, k)
-        found = {output: same_bytes(guarded.out, expected[output]) for output, guarded in two.outputs.items()}
-        wrong += [f"turn {turn}: {output}" for output, same in found.items() if not bool(same.all())]
+        wrong += [f"turn {turn}: {text}" for ready in (one, two) for text in served.faults(ready)]
         wrong += two.outside()
     tally.add(f"options {name}", TURNS * rows, wrong)
     assert not wrong, wrong[:10]
@@ -496,8 +462,8 @@ def test_one_row_in_every_batch_and_family_gives_the_same_bytes(tally):
                 if not bool(same_bytes(mine[None], first[None]).all()):
                     wrong.append(f"batch {batch}, {name}, {call['tie_break']}: {output} differs")
     for tie_break, order in (("low", "index"), ("high", "value")):
-        expected = right_answer(row[None], {"tie_break": tie_break, "sorted": order}, k)["out"]
-        wrong += [] if torch.equal(expected[0], seen[f"{tie_break} out"]) else [f"{tie_break}: not the right answer"]
+        asked, out = {"tie_break": tie_break, "sorted": order}, seen[f"{tie_break} out"][None]
+        wrong += [f"{tie_break}: {text}" for text in runner.refuted(row[None], None, out, k, **asked)]
     tally.add("options batch invariance", total, wrong)
     assert not wrong, "\n".join(wrong)
 
@@ -508,8 +474,7 @@ def test_calls_without_a_plan_choose_one_with_their_options(tally):
     call = {"starts": torch.arange(6, dtype=torch.int32, device="cuda"), "sorted": True, "tie_break": "low"}
     call |= {"return_values": True, "return_raw": True, "index_dtype": "int64", "index_base": "start"}
     out, values, raw, stats = ksieve.topk(scores, k=77, **call, return_stats=True)
-    expected = right_answer(scores, call, 77)
     assert (out.dtype, raw.dtype, values.dtype) == (torch.int64, torch.int64, torch.bfloat16)
-    assert same_bytes(out, expected["out"]).all() and same_bytes(values, expected["values_out"]).all()
-    assert torch.equal(raw, out) and len(stats.raw) == 6
+    oracle.assert_served(scores, 77, call, {"indices": out, "values": values, "raw": raw})
+    assert len(stats.raw) == 6
     tally.add("options without a plan", 6, [])

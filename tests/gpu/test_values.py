@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpu import runner, served
-from gpu.served import Served, right_answer, same_bytes
+from gpu.served import Served
 from gpu.test_options import ALL_NAMES, possible_plan
 from gpu.variants import Variant, banded, crowded, small_storage
 from ksieve.core.errors import ArgumentError
@@ -118,26 +118,6 @@ def kernels():
             yield plan, False
 
 
-def differences(ready, k):
-    """What differs from the right answer, slots of both in the order of their positions."""
-    everything = ready.call | {"return_raw": True}
-    right = right_answer(ready.scores, {"tie_break": "low"} | everything | {"sorted": "index"}, k)
-    outputs, found = {n: g.out for n, g in ready.outputs.items()}, []
-    position = outputs.get("raw_out", outputs["out"])
-    if "raw_out" not in outputs:  # pages and offsets keep slots apart: their order is that of the outputs themselves
-        right = {n: v.gather(1, in_order(right["out"])) for n, v in right.items()}
-    order = in_order(position)
-    for name, got in outputs.items():
-        if differing := torch.nonzero(~same_bytes(got.gather(1, order), right[name]))[:, 0].tolist():
-            found.append(f"{name} of rows {differing}")
-    return found
-
-
-def in_order(index):
-    """An order of slots, unused ones last."""
-    return torch.where(index < 0, 1 << 40, index.long()).sort(dim=1, stable=True).indices
-
-
 @pytest.mark.parametrize(("width", "k", "dtype"), CASES)
 @pytest.mark.parametrize("name", NAMES)
 def test_slots_without_an_order(name, width, k, dtype, tally):
@@ -148,11 +128,7 @@ def test_slots_without_an_order(name, width, k, dtype, tally):
         scores, call = scores_of(ROWS, width, k, dtype, form), call_of(form, ROWS, width, k)
         if (plan := plan_of(name, scores, k, call)) is None:
             continue
-        ready = Served(plan, scores, call)
-        for _ in range(2):
-            ready.poison()
-            ready.run()
-            wrong += [f"{form}: {text}" for text in (*ready.outside(), *differences(ready, k))]
+        wrong += [f"{form}: {text}" for text in served.check(Served(plan, scores, call))]
         total += ROWS
     tally.add(f"values {name}", total, wrong)
     assert not wrong, "\n".join(wrong[:9])

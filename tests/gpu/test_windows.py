@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpu import judge, runner, served
+from gpu import runner, served
 from gpu.served import Served
 from gpu.variants import Variant
 from ksieve.planning.memory import with_workspace
@@ -57,16 +57,6 @@ def kernels():
 @pytest.mark.parametrize(("ranking", "dtype", "padding"), CASES)
 def test_no_score_beside_a_window_is_selected(ranking, dtype, padding, tally):
     scores, call, plan = made(ranking, dtype, padding)
-    ready = Served(plan, scores, call)
-    starts, ends = call["starts"].long(), call["ends"].long()
-    columns = (starts[:, None] + torch.arange(WIDTH, device=runner.DEVICE)).clamp(max=WIDTH - 1)
-    moved = scores.gather(1, columns)  # each window begins in the first column
-    wrong = []
-    for _ in range(2):
-        ready.poison()
-        ready.run()
-        found = ready.outputs["out"].out.long() - starts[:, None]
-        exact = judge.exact_rows(moved, ends - starts, K, found.int(), plan.problem.options.ranking)
-        wrong += [f"row {row} is not exact" for row in (~exact).nonzero().flatten().tolist()] + ready.outside()
+    wrong = served.check(Served(plan, scores, call))
     tally.add(f"windows {plan.family}", ROWS, wrong)
     assert not wrong, wrong

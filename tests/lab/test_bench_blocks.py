@@ -10,7 +10,8 @@ import pytest
 from bench_host import ENVIRONMENT, H200, invoke, measure
 from ksieve import api
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.bench import block_pages, blocks, floor, glue, gpu, record, scores, timing
+from ksieve.lab import oracle
+from ksieve.lab.bench import block_pages, blocks, floor, gpu, record, scores, timing
 from ksieve.lab.report import benches
 from ksieve.planning.plan import Plan
 
@@ -97,7 +98,8 @@ def test_a_wrong_answer_is_refuted(model):
     if steps.table:
         given = {"block_table": torch.rand(rows, 2560).argsort(1)[:, :2048].int()}
     found = torch.from_numpy(np.asarray(api.topk(matrix, lengths, steps.k, **steps.keywords(given))))
-    assert glue.exact(steps, matrix, lengths, given, found)
+    call = steps.keywords(given) | {"lengths": lengths}
+    oracle.assert_served(matrix, steps.k, call, {"indices": found})
     used = int((found[1] >= 0).sum())
     for column, value in (
         (0, found[1, used - 1]),
@@ -108,10 +110,10 @@ def test_a_wrong_answer_is_refuted(model):
     ):
         wrong = found.clone()
         wrong[1, column] = value
-        assert not glue.exact(steps, matrix, lengths, given, wrong), (column, value)
+        assert oracle.faults(matrix, steps.k, call, {"indices": wrong}), (column, value)
     better = matrix.clone()
     better[2, : int(lengths[2])] = torch.arange(int(lengths[2])).float().flip(0) * (1 if found[2, 0] else -1)
-    assert not glue.exact(steps, better, lengths, given, found), "other entries are the best"
+    assert oracle.faults(better, steps.k, call, {"indices": found}), "other entries are the best"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rows of many kinds: each is verified, and the judge that does it agrees with `ksieve.verify` on wrong answers."""
+"""Rows of many kinds: each is verified, and the oracle agrees with `ksieve.verify` on wrong answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from bench_host import invoke
 from ksieve import api
-from ksieve.lab.bench import block_pages, block_rows, entry_judge
+from ksieve.lab.bench import block_pages, block_rows
+from ksieve.lab.bench.block_rows import judged
 from ksieve.planning.devices import DEVICES
 
 torch = pytest.importorskip("torch")
@@ -32,10 +33,6 @@ def made(kind, rows=ROWS, seed=1):
     outputs, intact = block_rows.answer(batch, block_rows.plan_of(batch, "cpu"), api.topk)
     assert intact
     return batch, outputs
-
-
-def judged(batch, outputs):
-    return entry_judge.wrong_rows(batch.scores, batch.call, outputs, batch.live)
 
 
 def refuted(reasons, leaving_out=()):

@@ -14,6 +14,7 @@ import numpy as np
 
 from ksieve.core.options import Options
 from ksieve.core.policy import PAPER_64, PAPER_128, SamplingPolicy
+from ksieve.lab import oracle
 
 Family = Callable[[np.random.Generator, int, int, int], np.ndarray]
 
@@ -405,3 +406,13 @@ def options_of(k, call):
         largest=call.get("largest") is not False,
         nan=call.get("nan") or "last",
     )
+
+
+def clamp(lengths: np.ndarray | None, rows: int, width: int) -> np.ndarray:
+    """Lengths as rows have them."""
+    return np.full(rows, width) if lengths is None else np.clip(np.asarray(lengths, np.int64), 0, width)
+
+
+def first_k(scores: np.ndarray, lengths: np.ndarray | None, k: int) -> np.ndarray:
+    """An exact answer: best first, ties by position, -1 after; int64, shape (rows, k)."""
+    return oracle.best(scores, k, {"lengths": lengths, "sorted": True, "tie_break": "low"})

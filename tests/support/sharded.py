@@ -1,25 +1,18 @@
-"""Answers of whole rows by sorting, and how shards hold them; nothing of the package but the layouts under test."""
+"""Answers of whole rows by the oracle, and how shards hold them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from oracle import ranks
+from ksieve.lab import oracle
 
 
-def expected(scores, k, begin=None, end=None, ks=None, *, tie_break="low", largest=True, nan="last"):
+def expected(scores, k, begin=None, end=None, ks=None, *, tie_break="low", **ranking):
     """Positions of the k best of every row, ascending."""
-    x = ranks(scores, largest=largest, nan=nan)
-    rows, width = x.shape
-    begin = np.zeros(rows, int) if begin is None else np.clip(begin, 0, width)
-    end = np.full(rows, width) if end is None else np.clip(end, 0, width)
-    sign = -1 if tie_break == "high" else 1
-    found = []
-    for r in range(rows):
-        mine = k if ks is None else min(max(int(ks[r]), 0), k)
-        order = sorted(range(begin[r], end[r]), key=lambda p, r=r: (-x[r, p], sign * p))
-        found.append(sorted(order[:mine]))
-    return found
+    bounds = {"starts": begin, "ends": end, "ks": ks}
+    call = {name: None if array is None else np.asarray(array) for name, array in bounds.items()}
+    found = oracle.best(np.asarray(scores), k, call | ranking | {"tie_break": tie_break, "sorted": "index"})
+    return [row[row >= 0].tolist() for row in found]
 
 
 def check_simulated(simulated, want, owner):

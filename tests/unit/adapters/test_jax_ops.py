@@ -25,10 +25,10 @@ from ksieve.backends.cuda.runtime import driver as cuda_driver  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.jax_ffi import Handler  # noqa: E402
+from ksieve.lab.oracle import assert_exact  # noqa: E402
 from ksieve.planning import memory  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 from ksieve.planning.plan_text import encode_plan  # noqa: E402
-from oracle import assert_exact  # noqa: E402
 from xla_frames import FakeXla  # noqa: E402
 
 ROWS, WIDTH, K = 6, 700, 9

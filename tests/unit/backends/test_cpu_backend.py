@@ -23,7 +23,7 @@ from ksieve.core import guess
 from ksieve.core.keys import order_key
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route
-from oracle import assert_exact
+from ksieve.lab.oracle import assert_exact
 
 CAPACITIES = (1, 3000, 1 << 40)
 """Candidates of the model: as few as allowed (k), a few, all. `make_plan` raises them to k."""

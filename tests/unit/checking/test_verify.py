@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import CASES, FAMILIES, WIDE_CASES, build, lengths_of, scores_of
+from cases import CASES, FAMILIES, WIDE_CASES, build, clamp, first_k, lengths_of, scores_of
 from ksieve import ArgumentError, KsieveError, VerificationError, verify
 from ksieve.checking.verdict import Reason
-from oracle import clamp, exact_rows, first_k
+from ksieve.lab.oracle import exact_rows
 from verdicts import Source, on_torch, same
 
 
@@ -28,7 +28,7 @@ def test_sorted_answers_are_exact_and_one_swap_is_not(case):
         left = np.setdiff1d(np.arange(valid[r]), answer[r])
         if left.size:
             answer[r, 0] = left[-1]
-    expected = exact_rows(scores, lengths, k, answer)
+    expected = exact_rows(scores, k, {"lengths": lengths}, {"indices": answer})
     verdict = verify(scores, lengths, answer)
     np.testing.assert_array_equal(verdict.reasons == 0, expected)
     assert set(np.unique(verdict.reasons)) <= {0, Reason.NOT_LARGEST}
@@ -55,7 +55,8 @@ def answers(draw):
 def test_agrees_with_the_sorting_oracle(problem, block_bytes):
     scores, lengths, k, answer = problem
     verdict = verify(scores, lengths, answer, block_bytes=block_bytes)
-    np.testing.assert_array_equal(verdict.reasons == 0, exact_rows(scores, lengths, k, answer))
+    expected = exact_rows(scores, k, {"lengths": lengths}, {"indices": answer})
+    np.testing.assert_array_equal(verdict.reasons == 0, expected)
     assert verdict.ok == (verdict.failed == 0) == bool(verdict)
     valid = np.arange(scores.shape[1]) < clamp(lengths, *scores.shape)[:, None]
     assert verdict.nan_scores == int((np.isnan(scores) & valid).sum())

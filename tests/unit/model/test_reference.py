@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import CASES, FAMILIES, POLICIES, TINY, WIDE_CASES, build, scores_of
+from cases import CASES, FAMILIES, POLICIES, TINY, WIDE_CASES, build, clamp, scores_of
 from ksieve.core import keys
 from ksieve.core.policy import PAPER_64, PAPER_128, PEAK, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
+from ksieve.lab.oracle import assert_exact, ranks
 from ksieve.model import reference
-from oracle import assert_exact, clamp, ranks
 
 EXACT = SamplingPolicy("exact", 4, rescue_margin=1.75, boundary="exact", min_rank=1)
 UNDERFILL = SamplingPolicy("underfill", 2, margin=0.25, min_rank=1)
@@ -62,7 +62,7 @@ def problems(draw):
 
 def check_trace(scores, lengths, k, policy, capacity, held, stats):
     """Recompute what a row's columns must be from the definitions, not from the model's own steps."""
-    x = ranks(scores, None)
+    x = ranks(scores)
     valid = clamp(lengths, *scores.shape)
     for r in range(len(stats)):
         t, length = stats.row(r), int(valid[r])

@@ -1,8 +1,8 @@
 """Rows of many kinds of calls with blocks, pools, forced entries, tails and candidates, selected and verified.
 
 Each kind is a call of a model, or options that none of them has. Rows are of every family in turn, made on the host in
-small numbers and varied where they are selected from; all are judged there (`ksieve.lab.bench.entry_judge`), and the
-first ones of each batch by `ksieve.verify` too.
+small numbers and varied where they are selected from; all are judged there (`ksieve.lab.oracle`), and the first ones
+of each batch by `ksieve.verify` too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ksieve import api
 from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
-from ksieve.lab.bench import entry_judge
+from ksieve.lab import oracle
 from ksieve.lab.bench.peers import POISON, VERIFY_BYTES
 from ksieve.lab.workloads.lengths import LENGTHS
 from ksieve.lab.workloads.producers import PRODUCERS
@@ -216,7 +216,7 @@ def verify_rows(
         batch = replace(listed_batch)  # whose arrays are not kept
         families = fill(batch, seed, where)
         outputs, intact = answer(batch, plan_of(batch, device), topk or api.topk)
-        reasons = entry_judge.wrong_rows(batch.scores, batch.call, outputs, batch.live)
+        reasons = judged(batch, outputs)
         bad = sum(reasons.values()) > 0
         head = by_verify(batch, outputs, VERIFIED)
         host += head.size
@@ -376,6 +376,13 @@ def answer(batch: Batch, plan: Plan, topk: Topk) -> tuple[dict[str, Any], bool]:
     return outputs, intact
 
 
+def judged(batch: Batch, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Which rows the oracle refutes, by reason."""
+    call = batch.call | {"live": batch.live, "ks": batch.call["k"] if "k" in batch.kind.arrays else None}
+    held = {oracle.NAMES[name]: array for name, array in outputs.items()}
+    return oracle.wrong_rows(batch.scores, batch.kind.k, call, held)
+
+
 def by_verify(batch: Batch, outputs: Mapping[str, Any], most: int) -> NDArray[np.bool_]:
     """Which of the first `most` live rows, or a few more of whole requests, `ksieve.verify` refutes."""
     from ksieve.checking.verify import verify
@@ -386,9 +393,9 @@ def by_verify(batch: Batch, outputs: Mapping[str, Any], most: int) -> NDArray[np
     call = {
         name: value for name, value in batch.call.items() if name not in (*left_out, "deterministic", "index_dtype")
     }
-    for name in (*entry_judge.PER_ROW, *entry_judge.PER_REQUEST):
-        if hasattr(call.get(name), "shape"):
-            call[name] = call[name][: rows // n if name in entry_judge.PER_REQUEST else rows]
+    for name, value in call.items():
+        if hasattr(value, "shape"):
+            call[name] = value[: rows // n if name in oracle.PER_REQUEST else rows]
     if "counts_out" in outputs:
         call["counts"] = outputs["counts_out"][:rows]
     if batch.call.get("deterministic"):

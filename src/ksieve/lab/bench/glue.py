@@ -1,8 +1,7 @@
-"""The five steps of a call with blocks or pools by PyTorch operations around a selector, and a judge of such answers.
+"""The five steps of a call with blocks or pools by PyTorch operations around a selector.
 
 What frameworks write by hand, in the cheapest form known here: the scores are read once, masks touch one block of a row
-where they can, forced entries are appended in place of being ranked, and no step sorts or counts slots. The judge
-knows none of this: it rebuilds the selected entries from the positions and compares their scores with the best ones.
+where they can, forced entries are appended in place of being ranked, and no step sorts or counts slots.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from ksieve.lab.bench.scores import blocks
 
 INFINITY = float("inf")
 
@@ -130,61 +127,3 @@ def around(select: Select, steps: Steps, scores: Any, lengths: Any, given: dict[
         tail = given["tail"]
         behind = tail[:, None] // steps.expand * steps.expand + within[:-1].int()
         out[:, found.shape[1] :] = behind.masked_fill(behind >= tail[:, None], -1)
-
-
-def exact(steps: Steps, scores: Any, lengths: Any, given: dict[str, Any], out: Any) -> bool:
-    """Whether every row of an answer holds the best entries, whole, once, in front, and the tail behind them."""
-    rows, width = scores.shape
-    return all(
-        _exact(steps, scores[part].float(), lengths[part], {n: a[part] for n, a in given.items()}, out[part].long())
-        for part in blocks(rows, width, 1 << 24)
-    )
-
-
-def _exact(steps: Steps, scores: Any, lengths: Any, given: dict[str, Any], slots: Any) -> bool:
-    import torch
-
-    device, width = scores.device, scores.shape[1]
-    if steps.table:  # back from positions to candidates; blocks of the table are distinct
-        table = given["block_table"].long()
-        wide = width // table.shape[1]
-        place = torch.full((len(table), int(table.max()) + 1), -1, device=device)
-        place.scatter_(1, table, torch.arange(table.shape[1], device=device).expand_as(table))
-        if slots.max() >= place.shape[1] * wide:
-            return False
-        known = place.gather(1, (slots // wide).clamp(min=0))
-        slots = torch.where((slots < 0) | (known < 0), -1, known * wide + slots % wide)
-    used = slots >= 0
-    number = used.sum(1)
-    room = -(-(width if steps.block > 1 else (width + 1) * steps.expand) // steps.expand) * steps.expand
-    if slots.max() >= room or (used != (torch.arange(slots.shape[1], device=device) < number[:, None])).any():
-        return False
-    held = torch.zeros(len(slots), room + 1, dtype=torch.bool, device=device)
-    held.scatter_(1, torch.where(used, slots, room), True)
-    held = held[:, :room]
-    position = torch.arange(room, device=device)
-    limit = lengths * (1 if steps.block > 1 else steps.expand)
-    good = held.sum(1) == number
-    if steps.tail:
-        behind = (position >= limit[:, None]) & (position < given["tail"][:, None])
-        good &= (held | ~behind).all(1)
-        held &= ~behind
-    entries = held.unflatten(1, (-1, steps.expand))
-    chosen = entries.any(2)
-    good &= (
-        (entries == (chosen[:, :, None] & (position < limit[:, None]).unflatten(1, (-1, steps.expand))))
-        .flatten(1)
-        .all(1)
-    )
-    score = scores.masked_fill(torch.arange(width, device=device) >= lengths[:, None], -INFINITY)
-    if steps.block > 1:
-        score = score.unflatten(1, (-1, steps.block)).amax(2)
-    chosen = chosen[:, : score.shape[1]]
-    counts = -(-lengths // steps.block)
-    if steps.first:
-        score[:, 0] = INFINITY
-    if steps.last:
-        score.scatter_(1, (counts - 1).long()[:, None], INFINITY)
-    best = torch.topk(score, steps.k, dim=1).values
-    own = torch.topk(score.masked_fill(~chosen, -INFINITY), steps.k, dim=1).values
-    return bool((good & (chosen.sum(1) == steps.k) & (own == best).all(1)).all())
