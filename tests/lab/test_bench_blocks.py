@@ -11,7 +11,7 @@ from bench_host import ENVIRONMENT, H200, invoke, measure
 from ksieve import api
 from ksieve.core.errors import ArgumentError
 from ksieve.lab import oracle
-from ksieve.lab.bench import block_pages, blocks, floor, gpu, record, scores, timing
+from ksieve.lab.bench import block_pages, blocks, floor, laws, record, scores, tasks, timing
 from ksieve.lab.report import benches
 from ksieve.planning.plan import Plan
 
@@ -60,8 +60,8 @@ def device(monkeypatch):
 
     monkeypatch.setattr(api, "plan", plan)
     monkeypatch.setattr(blocks, "compile_plans", lambda plans, progress: made.extend(plans))
-    monkeypatch.setattr(gpu, "require_device", lambda: H200)
-    monkeypatch.setattr(gpu, "allocate", allocate)
+    monkeypatch.setattr(tasks, "require_device", lambda: H200)
+    monkeypatch.setattr(tasks, "allocate", allocate)
     monkeypatch.setattr(floor, "contenders", lambda *_: [timing.Contender("read a", lambda i: None)])
     monkeypatch.setattr(timing, "measure", measure)
     monkeypatch.setattr(Plan, "workspace", lambda self: pytest.fail("nothing to hold"))
@@ -93,7 +93,7 @@ def test_a_wrong_answer_is_refuted(model):
     steps, rows = model.steps, 3
     width = blocks.width_of(model, 20_480)
     matrix, lengths = torch.empty(rows, width), scores.lengths_of("ragged", rows, width, 0, "cpu")
-    scores.in_blocks(steps.block)(matrix, lengths)
+    laws.in_blocks(steps.block)(matrix, lengths)
     given = {"tail": lengths * 4 + 3} if steps.tail else {}
     if steps.table:
         given = {"block_table": torch.rand(rows, 2560).argsort(1)[:, :2048].int()}

@@ -11,7 +11,7 @@ import pytest
 import ksieve
 from bench_host import invoke
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.bench import floor, gpu, record, shape_lists, timing
+from ksieve.lab.bench import floor, gpu, laws, record, shape_lists, tasks, timing
 from ksieve.lab.bench.variants import variants_of
 from ksieve.lab.cli import gpu as command
 from ksieve.planning import shapes
@@ -201,12 +201,12 @@ def test_endpoint_scores_are_where_they_should_be():
     for kind, rows, width, k in (("causal", 32, 65_536, 2048), ("ragged", 8, 16_384, 512)):
         lengths = scores.lengths_of(kind, rows, width, device="cpu")
         matrix = torch.empty(rows, width)
-        scores.endpoint_structured(matrix, lengths, seed=1)
+        laws.endpoint_structured(matrix, lengths, seed=1)
         assert bool(matrix.isfinite().all())
         share = end_share(lengths, ksieve.topk(matrix, lengths, k))
         assert 0.52 < share < 0.74
         again = torch.empty(rows, width)
-        scores.endpoint_structured(again, lengths, seed=1)
+        laws.endpoint_structured(again, lengths, seed=1)
         assert bool((again == matrix).all())
     with pytest.raises(ArgumentError, match="lengths"):
         scores.lengths_of("long", 1, 1, device="cpu")
@@ -231,7 +231,7 @@ def measured(monkeypatch):
             facts["selectors"]["torch.topk"] = {"error": "RuntimeError: out of memory", "exact": None}
         return {"rows": rows, "width": width} | facts
 
-    monkeypatch.setattr(gpu, "require_device", lambda: H200)
+    monkeypatch.setattr(tasks, "require_device", lambda: H200)
     monkeypatch.setattr(gpu, "measure_shape", measure_shape)
     return measure_shape
 

@@ -11,7 +11,7 @@ import pytest
 import ksieve
 from bench_host import OTHER_US, host, invoke
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.bench import gpu, peers
+from ksieve.lab.bench import gpu, peers, tasks
 
 torch = pytest.importorskip("torch")
 
@@ -182,7 +182,7 @@ def test_limits_of_a_peer_are_said_before_it_is_called(host, libraries):
         ("flashinfer cub", torch.zeros(1).expand(1, (1 << 21) + 1), "takes rows of up to 2097152 scores, not 2097153"),
     ):
         peer = next(peer for peer in peers.PEERS if peer.name == name)
-        task = peers.Task([matrix], torch.full((matrix.shape[0],), 4096, dtype=torch.int32), K)
+        task = tasks.Task([matrix], torch.full((matrix.shape[0],), 4096, dtype=torch.int32), K)
         with pytest.raises(peers.UnsupportedError, match=said):
             peers.contender(peer, module, task)
 

@@ -18,6 +18,7 @@ from ksieve.core.stats import Route
 torch = pytest.importorskip("torch")
 from ksieve.lab.bench import adversarial_gpu as hard  # noqa: E402
 from ksieve.lab.bench import scores  # noqa: E402
+from ksieve.lab.bench.laws import endpoint_structured  # noqa: E402
 
 ROWS, WIDTH, K = 6, 8192, 256
 REAL = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"
@@ -125,7 +126,7 @@ def test_special_values():
 
 
 def test_sources_by_name():
-    assert scores.source_of("endpoint") is scores.endpoint_structured
+    assert scores.source_of("endpoint") is endpoint_structured
     matrix = torch.empty(64, 4096)
     scores.source_of("normal")(matrix, None, 3)
     assert abs(float(matrix.mean())) < 0.02 and abs(float(matrix.std()) - 1) < 0.02

@@ -10,12 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 import ksieve
+from bench_host import H200, OWN_US, host  # noqa: F401
 from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.lab import tune, tune_prune, tune_table
-from ksieve.lab.bench import gpu
+from ksieve.lab.bench import tasks
 from ksieve.lab.bench.variants import PLANNED, variants_of
 from ksieve.planning import shapes, tuned
 from ksieve.planning.devices import DEVICES
@@ -166,7 +167,7 @@ def test_winners_become_entries_with_their_advantage():
 @pytest.fixture
 def measured(monkeypatch):
     """A GPU that takes the times of `RESULTS`."""
-    monkeypatch.setattr(gpu, "require_device", lambda: H100)
+    monkeypatch.setattr(tasks, "require_device", lambda: H100)
     monkeypatch.setattr(tune, "prepare", lambda shapes, *_: {shape: [] for shape in shapes})
     asked = []
 
@@ -429,6 +430,10 @@ def test_kernels_that_spill_or_do_not_compile_are_left_out(monkeypatch, caplog):
     every = [v.name for v in tune.candidates(*question[:2], TARGET) if tune.planned(v, question, TARGET)]
     assert 0 < len(found[question]) < len(every) and seen[-1][0] == seen[-1][1] == len(seen)
     assert "left out: no such instruction" in caplog.text
+
+
+def test_a_question_is_timed_and_its_answers_are_verified(host):  # noqa: F811
+    assert tune._times((8, 4096, 64), [], "float32", 1, H200) == {"ksieve": OWN_US}
 
 
 def test_the_shapes_of_a_trace_are_tuned(measured, tmp_path):

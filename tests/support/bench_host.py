@@ -12,7 +12,7 @@ import ksieve
 from conftest import ROOT
 from ksieve import api
 from ksieve.backends.cuda.jit import cache
-from ksieve.lab.bench import floor, gpu, record, timing
+from ksieve.lab.bench import floor, record, tasks, timing
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
 
@@ -65,13 +65,13 @@ def host(monkeypatch):
 
     def allocate(rows, width, dtype, most=None, valid=None):
         element = getattr(torch, dtype)
-        pitch = gpu.pitch_of(width, element.itemsize)
-        return [gpu.aligned(rows, pitch, element, "cpu").fill_(7.0)[:, :width] for _ in range(2)]
+        pitch = tasks.pitch_of(width, element.itemsize)
+        return [tasks.aligned(rows, pitch, element, "cpu").fill_(7.0)[:, :width] for _ in range(2)]
 
     reads = [timing.Contender("read a", lambda i: None), timing.Contender("read b", lambda i: None)]
-    monkeypatch.setattr(gpu, "require_device", lambda: H200)
+    monkeypatch.setattr(tasks, "require_device", lambda: H200)
     monkeypatch.setattr(cache, "obtain_all", lambda specs: iter(()))
-    monkeypatch.setattr(gpu, "allocate", allocate)
+    monkeypatch.setattr(tasks, "allocate", allocate)
     monkeypatch.setattr(floor, "contenders", lambda *_: list(reads))
     monkeypatch.setattr(timing, "measure", measure)
     monkeypatch.setattr(api, "topk", topk)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import time
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab.bench import gpu, scores
+from ksieve.lab.bench import laws, tasks, timing
 from ksieve.lab.bench.variants import PLANNED, Variant, compile_plans
 from ksieve.planning import tuned
 from ksieve.planning.families import SHARED_ROWS
@@ -271,21 +272,40 @@ def run(
     keep : callable
         Called after each question.
     """
-    device = gpu.require_device()
-    fill = scores.source_of("endpoint")
+    device = tasks.require_device()
     for number, (shape, variants) in enumerate(options.items()):
         progress(number, len(options))
         if time.monotonic() > end:
             return
-        ask = gpu.Ask(shape[2], target.dtype, [PLANNED, *variants], (), rounds, 0, reads=False, judged=1)
-        found = gpu.measure_shape(shape[:2], "ragged", fill, 0, ask, device)
-        times = {n: f["median_us"] for n, f in found.get("selectors", {}).items() if f.get("exact") is True}
+        times = _times(shape, variants, target.dtype, rounds, device)
         choice = times.pop(PLANNED.name, None)
         if choice and (name := choice_of(shape, target)):
             times.setdefault(name, choice)
         done[name_of(shape)] = {"us": times, "choice": choice}
         keep()
     progress(len(options), len(options))
+
+
+def _times(
+    question: Question, variants: Sequence[Variant], dtype: str, rounds: int, device: DeviceInfo
+) -> dict[str, float]:
+    """Median microseconds of the planner's choice and of the candidates whose answers were exact."""
+    rows, width, k = question
+    lengths = laws.ragged(rows, width)
+    matrices = tasks.allocate(rows, width, dtype, valid=tasks.valid_scores(lengths, width))
+    if isinstance(matrices, str):  # no room
+        return {}
+    lengths = lengths.to(matrices[0].device)
+    for number, matrix in enumerate(matrices):
+        laws.endpoint_structured(matrix, lengths, number)
+    task, contenders = tasks.Task(matrices, lengths, k), []
+    for variant in (PLANNED, *variants):
+        with contextlib.suppress(ArgumentError):
+            plan = variant.plan(rows, width, k, dtype, device)
+            contenders.append(tasks.selector(variant, plan, task, judged=1))
+    read_bytes = tasks.valid_scores(lengths, width) * matrices[0].element_size()
+    found = timing.measure(contenders, len(matrices), read_bytes, rounds=rounds)
+    return {one.name: one.median for one in found if one.exact and one.rounds}
 
 
 def best_of(times: Times) -> str:

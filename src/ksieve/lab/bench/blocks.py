@@ -14,10 +14,10 @@ from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.lab import oracle
-from ksieve.lab.bench import block_rows, floor, glue, gpu, record, scores, timing
+from ksieve.lab.bench import block_rows, floor, glue, gpu, laws, record, scores, tasks, timing
 from ksieve.lab.bench.glue import Steps
 from ksieve.lab.bench.gpu import Progress, Tell
-from ksieve.lab.bench.peers import POISON, VERIFY_BYTES
+from ksieve.lab.bench.tasks import POISON, VERIFY_BYTES
 from ksieve.lab.bench.timing import Contender, Timing
 from ksieve.lab.bench.variants import compile_plans
 from ksieve.planning.plan import Plan
@@ -142,7 +142,7 @@ def run(
     """
     device: DeviceInfo | str = "cpu"
     if kind == "cuda":
-        device = gpu.require_device()
+        device = tasks.require_device()
     else:
         try:
             import torch  # noqa: F401
@@ -170,7 +170,7 @@ def run(
 
 def prepare(listed: Sequence[Case], progress: Progress, verified_rows: int = 0) -> None:
     """Compile the kernels of a `run` on a GPU on all processors."""
-    device, plans = gpu.require_device(), []
+    device, plans = tasks.require_device(), []
     for model, rows, positions, dtype in listed:
         steps, width = model.steps, width_of(model, positions)
         pooled, inside = width // steps.block, steps.k - steps.first - steps.last
@@ -194,7 +194,7 @@ def _measure(case: Case, kind: str, device: DeviceInfo | str, rounds: int, seed:
     facts: dict[str, Any] = {"model": model.name, "rows": rows, "positions": positions, "width": width, "dtype": dtype}
     facts |= {"k": steps.k, "columns": steps.columns}
     if kind == "cuda":
-        made = gpu.allocate(rows, width, dtype)
+        made = tasks.allocate(rows, width, dtype)
         if isinstance(made, str):
             return facts | {"skipped": made}
         matrices = made
@@ -203,7 +203,7 @@ def _measure(case: Case, kind: str, device: DeviceInfo | str, rounds: int, seed:
     where = matrices[0].device
     lengths = scores.lengths_of("ragged", rows, width, seed, where)
     for number, matrix in enumerate(matrices):
-        scores.in_blocks(steps.block)(matrix, lengths, seed + number)
+        laws.in_blocks(steps.block)(matrix, lengths, seed + number)
     given: dict[str, Any] = {}
     if steps.tail:
         remainder = torch.arange(rows, dtype=torch.int32, device=where) % steps.expand

@@ -18,7 +18,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.sizes import parse_count
 from ksieve.lab.bench import floor, record, timing
 from ksieve.lab.bench.chain_selectors import NOT_STORED, Selector, Stage, selectors, without_matrix
-from ksieve.lab.bench.gpu import MEMORY, PITCH_BYTES, require_device
+from ksieve.lab.bench.tasks import MEMORY, PITCH_BYTES, require_device
 from ksieve.lab.bench.timing import Contender, Timing
 from ksieve.lab.chain import producers
 from ksieve.lab.chain.producers import Produce

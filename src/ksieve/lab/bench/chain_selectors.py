@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ksieve import api
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.bench import peers
+from ksieve.lab.bench import peers, tasks
 from ksieve.lab.bench.timing import Contender
 from ksieve.lab.chain import producers, ways
 from ksieve.lab.chain.producers import Factors, Produce
@@ -97,8 +97,8 @@ def _ours(stages: Sequence[Stage], k: int) -> Selector:
     return Selector(
         OURS,
         select,
-        lambda i: verify(stages[i].scores, stages[i].lengths, outs[i], block_bytes=peers.VERIFY_BYTES).ok,
-        lambda i: outs[i].fill_(peers.POISON),
+        lambda i: verify(stages[i].scores, stages[i].lengths, outs[i], block_bytes=tasks.VERIFY_BYTES).ok,
+        lambda i: outs[i].fill_(tasks.POISON),
     )
 
 
@@ -131,15 +131,14 @@ def _whole(name: str, way: ways.Tiles, stages: Sequence[Stage], size: int) -> Se
     parts = [way.out[end - len(s.lengths) : end] for s, end in zip(stages, ends, strict=True)]
 
     def exact(i: int) -> bool:
-        return verify(stages[i].scores, stages[i].lengths, parts[i], block_bytes=peers.VERIFY_BYTES).ok
+        return verify(stages[i].scores, stages[i].lengths, parts[i], block_bytes=tasks.VERIFY_BYTES).ok
 
-    return Selector(name, lambda i: None, exact, lambda i: parts[i].fill_(peers.POISON), whole=way.run, bytes=size)
+    return Selector(name, lambda i: None, exact, lambda i: parts[i].fill_(tasks.POISON), whole=way.run, bytes=size)
 
 
 def _peer(peer: peers.Peer, module: Any, stages: Sequence[Stage], k: int) -> Selector:
     # One task per stage: stages differ in rows and lengths.
-    tasks = [peers.Task([s.scores], s.lengths, k) for s in stages]
-    prepared = [peer.prepare(module, task) for task in tasks]
+    prepared = [peer.prepare(module, tasks.Task([s.scores], s.lengths, k)) for s in stages]
 
     def exact(i: int) -> bool:
         from ksieve.checking.verify import verify
@@ -150,7 +149,7 @@ def _peer(peer: peers.Peer, module: Any, stages: Sequence[Stage], k: int) -> Sel
             found = calls.indices(0)
             return verify(
                 stages[i].scores, stages[i].lengths, found, k=k, sentinel=calls.sentinel,
-                block_bytes=peers.VERIFY_BYTES,
+                block_bytes=tasks.VERIFY_BYTES,
             ).ok  # fmt: skip
         except ArgumentError:
             return False
@@ -159,6 +158,6 @@ def _peer(peer: peers.Peer, module: Any, stages: Sequence[Stage], k: int) -> Sel
         peer.name,
         lambda i: prepared[i].run(0),
         exact,
-        lambda i: prepared[i].indices(0).fill_(peers.POISON),
+        lambda i: prepared[i].indices(0).fill_(tasks.POISON),
         masked=not all(c.prefix for c in prepared),
     )

@@ -19,12 +19,12 @@ from typing import Any
 from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab.bench import gpu, record, scores, timing
+from ksieve.lab.bench import gpu, laws, record, scores, tasks, timing
 from ksieve.lab.bench.engine_calls import Inputs, indices
 from ksieve.lab.bench.engine_cases import LAST, LOST_BY, Case, Facts, Task, facts_of, in_order, label
 from ksieve.lab.bench.engine_switch import Replaced, line, without_folders
 from ksieve.lab.bench.gpu import Progress, Tell
-from ksieve.lab.bench.peers import POISON, VERIFY_BYTES
+from ksieve.lab.bench.tasks import POISON, VERIFY_BYTES
 from ksieve.lab.bench.timing import Contender
 from ksieve.lab.bench.variants import compile_plans
 from ksieve.planning.plan import Plan
@@ -60,7 +60,7 @@ def cases(
 
 def prepare(listed: Sequence[Case], k: int, progress: Progress) -> None:
     """Compile the kernels of a `run` on all processors: those of ksieve, then those that the engines compile."""
-    device = gpu.require_device()
+    device = tasks.require_device()
     plans = []
     for case in listed:
         with contextlib.suppress(ArgumentError):  # the run says so
@@ -166,7 +166,7 @@ def run(
     BackendError
         Without PyTorch or a GPU, or when a first call has lost the GPU context.
     """
-    gpu.require_device()
+    tasks.require_device()
     if timing.context_lost():  # in `prepare`, where calls run side by side
         raise BackendError("a first call of an engine's operator lost the GPU context: choose others with --only")
     every: list[Task] = [("shapes", case) for case in listed]
@@ -196,11 +196,11 @@ def run(
     return record.payload("engines", settings, told, gpu=True)
 
 
-def measured(tasks: Sequence[Task], k: int, source: str, rounds: int, seed: int) -> Generator[tuple[Task, Facts]]:
+def measured(listed: Sequence[Task], k: int, source: str, rounds: int, seed: int) -> Generator[tuple[Task, Facts]]:
     """Measure tasks in this process, in order, up to one that loses the GPU context."""
-    device, fill = gpu.require_device(), scores.source_of(source)
+    device, fill = tasks.require_device(), scores.source_of(source)
     made: dict[tuple[int, int, str], Any] = {}
-    for task in tasks:
+    for task in listed:
         kind, case = task
         if kind == "host":
             made.clear()
@@ -216,9 +216,9 @@ def measured(tasks: Sequence[Task], k: int, source: str, rounds: int, seed: int)
             return
 
 
-def _matrices(rows: int, width: int, dtype: str, fill: scores.Fill, seed: int) -> tuple[list[Any], Any] | str:
+def _matrices(rows: int, width: int, dtype: str, fill: laws.Fill, seed: int) -> tuple[list[Any], Any] | str:
     lengths = scores.lengths_of("ragged", rows, width, seed, "cpu")
-    matrices = gpu.allocate(rows, width, dtype)
+    matrices = tasks.allocate(rows, width, dtype)
     if isinstance(matrices, str):
         return matrices
     lengths = lengths.to(matrices[0].device)

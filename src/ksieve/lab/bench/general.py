@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve.lab.bench import gpu, peers, record, scores
+from ksieve.lab.bench import gpu, peers, record, scores, tasks
 from ksieve.lab.bench.gpu import Ask, Progress, Tell
 from ksieve.lab.bench.shape_lists import GENERAL
 from ksieve.lab.bench.variants import PLANNED, compile_plans
@@ -58,7 +58,7 @@ def run(
     BackendError
         Without PyTorch or a GPU.
     """
-    device, fill = gpu.require_device(), scores.source_of(source)
+    device, fill = tasks.require_device(), scores.source_of(source)
     loaded, _ = peers.available([RIVAL])
 
     def measure(case: Case) -> dict[str, Any]:
@@ -86,5 +86,5 @@ def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def prepare(listed: Sequence[Case], progress: Progress) -> None:
     """Compile the kernels of a `run` on all processors."""
-    device = gpu.require_device()
+    device = tasks.require_device()
     compile_plans([PLANNED.plan(*case, device) for case in listed], progress)

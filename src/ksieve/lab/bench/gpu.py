@@ -10,21 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ksieve import api
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab.bench import floor, peers, record, scores, timing
-from ksieve.lab.bench.peers import POISON, VERIFY_BYTES, Task
+from ksieve.core.errors import ArgumentError
+from ksieve.lab.bench import floor, laws, peers, record, scores, tasks, timing
 from ksieve.lab.bench.shape_lists import OPERATOR
-from ksieve.lab.bench.timing import Contender, Timing
+from ksieve.lab.bench.tasks import Task
+from ksieve.lab.bench.timing import Timing
 from ksieve.lab.bench.variants import PLANNED, Variant, compile_plans
 from ksieve.planning.plan import Plan
-
-MEMORY = 0.75
-"""Share of the free device memory that inputs may take."""
-
-PITCH_BYTES = 1024
-"""Alignment of row starts: that of score producers, and the largest that a peer requires."""
 
 Tell = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, int], None]
@@ -114,7 +107,7 @@ def run(
     BackendError
         Without PyTorch or a GPU.
     """
-    device = require_device()
+    device = tasks.require_device()
     fill = scores.source_of(source)
     loaded, skipped = peers.available(peer_names)
     ask = Ask(k, dtype, [PLANNED, *variants], loaded, rounds, torch_rounds)
@@ -135,7 +128,7 @@ def prepare(
     shapes: Sequence[tuple[int, int]], k: int, *, dtype: str, variants: Sequence[Variant], progress: Progress
 ) -> None:
     """Compile the kernels of a `run` on all processors; its arguments are as there."""
-    device, plans = require_device(), []
+    device, plans = tasks.require_device(), []
     for (rows, width), variant in itertools.product(shapes, [PLANNED, *variants]):
         with contextlib.suppress(ArgumentError):  # the run says so
             plans.append(variant.plan(rows, width, k, dtype, device))
@@ -153,8 +146,8 @@ def run_floor(
     each: Tell | None = None,
 ) -> dict[str, Any]:
     """Measure every plain-read kernel over the valid prefixes alone; arguments as in `run`."""
-    device, ask = require_device(), Ask(0, dtype, (), rounds=rounds, torch_rounds=0)
-    fill = scores.endpoint_structured
+    device, ask = tasks.require_device(), Ask(0, dtype, (), rounds=rounds, torch_rounds=0)
+    fill = laws.endpoint_structured
     results = over(shapes, lambda shape: measure_shape(shape, lengths, fill, seed, ask, device), progress, each)
     settings = {"shapes": list(shapes), "lengths": lengths, "dtype": dtype, "rounds": rounds, "seed": seed}
     return record.payload("floor", settings, {"shapes": results}, gpu=True)
@@ -182,89 +175,23 @@ def source_name(source: str) -> str:
     return f"{kind}{colon}{Path(path).name}" if colon else kind
 
 
-def require_device() -> DeviceInfo:
-    """Facts of PyTorch's current GPU.
-
-    Raises
-    ------
-    BackendError
-        If there is none, or no PyTorch that could use it.
-    """
-    try:
-        import torch
-    except ImportError:
-        raise BackendError("the GPU benches make their inputs with PyTorch: pip install 'ksieve[torch]'") from None
-    from ksieve.backends import cuda
-
-    if not torch.cuda.is_available():
-        cuda.device_info(0)  # says what is missing
-        raise BackendError("this PyTorch has no CUDA support: install a CUDA build of torch")
-    return cuda.device_info(torch.cuda.current_device())
-
-
-def pitch_of(width: int, itemsize: int) -> int:
-    """Scores from one row to the next in a bench's matrices."""
-    return -(-width * itemsize // PITCH_BYTES) * PITCH_BYTES // itemsize
-
-
-def allocate(rows: int, width: int, dtype: str, most: int | None = None, valid: int | None = None) -> list[Any] | str:
-    """Make the input sets of a shape, unfilled; or say why there is no room.
-
-    Parameters
-    ----------
-    rows, width : int
-    dtype : str
-    most : int, optional
-        Bound on the sets, for inputs that cost much to make.
-    valid : int, optional
-        Scores of a set that are read: short rows of a wide matrix take more sets to leave L2 behind.
-    """
-    import torch
-
-    torch.cuda.empty_cache()
-    element = getattr(torch, dtype)
-    pitch = pitch_of(width, element.itemsize)
-    set_bytes = rows * pitch * element.itemsize
-    free = int(torch.cuda.mem_get_info()[0] * MEMORY)
-    if set_bytes > free:
-        return f"{set_bytes / 1e9:.1f} GB of scores, {free / 1e9:.1f} GB may be used"
-    read = None if valid is None else valid * element.itemsize
-    sets = timing.input_sets(set_bytes, torch.cuda.get_device_properties().L2_cache_size, free, read)
-    sets = min(sets, most or sets)
-    return [aligned(rows, pitch, element, "cuda")[:, :width] for _ in range(sets)]
-
-
-def aligned(rows: int, pitch: int, element: Any, device: str) -> Any:
-    """Make a matrix (rows, pitch) that starts at a multiple of `PITCH_BYTES`; PyTorch's own start at one of 512."""
-    import torch
-
-    flat = torch.empty(rows * pitch + PITCH_BYTES // element.itemsize, dtype=element, device=device)
-    start = -flat.data_ptr() % PITCH_BYTES // element.itemsize
-    return flat[start : start + rows * pitch].view(rows, pitch)
-
-
-def valid_scores(lengths: Any, width: int) -> int:
-    """How many scores of a matrix are valid; negative lengths and those beyond the width as a selection takes them."""
-    return int(lengths.long().clamp(0, width).sum())
-
-
 def measure_shape(
-    shape: tuple[int, int], lengths_kind: str, fill: scores.Fill, seed: int, ask: Ask, device: DeviceInfo
+    shape: tuple[int, int], lengths_kind: str, fill: laws.Fill, seed: int, ask: Ask, device: DeviceInfo
 ) -> dict[str, Any]:
     """Measure one shape on scores and lengths made here."""
     rows, width = shape
     facts: dict[str, Any] = {"rows": rows, "width": width}
     lengths = scores.lengths_of(lengths_kind, rows, width, seed, "cpu")
-    matrices = allocate(rows, width, ask.dtype, valid=valid_scores(lengths, width))
+    matrices = tasks.allocate(rows, width, ask.dtype, valid=tasks.valid_scores(lengths, width))
     if isinstance(matrices, str):
         return facts | {"skipped": matrices}
     lengths = lengths.to(matrices[0].device)
     for number, matrix in enumerate(matrices):
         fill(matrix, lengths, seed + number)
-    return facts | measure(Task(matrices, lengths, ask.k), ask, device)
+    return facts | measure_task(Task(matrices, lengths, ask.k), ask, device)
 
 
-def measure(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
+def measure_task(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
     """Time plain reads, plans and peers on one task, in rotated rounds.
 
     Returns
@@ -282,7 +209,7 @@ def measure(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
         except ArgumentError as error:
             plans[variant.name] = str(error)
         else:
-            contenders.append(_selector(variant, plan, task, ask))
+            contenders.append(tasks.selector(variant, plan, task, ask.judged))
     refused: dict[str, str] = {}
     for peer, module in ask.loaded:
         slow = peer.name == "torch.topk"
@@ -292,7 +219,7 @@ def measure(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
             contenders.append(peers.contender(peer, module, task, ask.torch_rounds if slow else None))
         except peers.UnsupportedError as error:
             refused[peer.name] = str(error)
-    read_bytes = valid_scores(task.lengths, task.width) * task.matrices[0].element_size()
+    read_bytes = tasks.valid_scores(task.lengths, task.width) * task.matrices[0].element_size()
     times = timing.measure(contenders, len(task.matrices), read_bytes, rounds=ask.rounds)
     facts: dict[str, Any] = {"input_sets": len(task.matrices), "read_bytes": read_bytes}
     least = min((t for t in times[:reads] if t.rounds), key=lambda t: t.median, default=Timing("none"))
@@ -356,24 +283,6 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     """Choice of a plan."""
     policy = plan.policy.name if plan.policy else "direct"
     return {"family": plan.family, "splits": plan.splits, "policy": policy}
-
-
-def _selector(variant: Variant, plan: Plan, task: Task, ask: Ask) -> Contender:
-    from ksieve.checking.verify import verify
-
-    outs = [task.empty() for _ in task.matrices]
-    held: list[Any] = []
-    judged = len(outs) if ask.judged is None or variant is PLANNED else ask.judged
-
-    def select(i: int) -> None:
-        if not held:
-            held.append(plan.workspace())
-        api.topk(task.matrices[i], task.lengths, plan=plan, out=outs[i], workspace=held[0])
-
-    def check(i: int) -> bool:
-        return i >= judged or verify(task.matrices[i], task.lengths, outs[i], block_bytes=VERIFY_BYTES).ok
-
-    return Contender(variant.name, select, check, lambda i: outs[i].fill_(POISON))
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import dtype_text
-from ksieve.lab.bench import floor, gpu, peers, record, scores, timing
+from ksieve.lab.bench import floor, gpu, laws, record, scores, tasks, timing
 from ksieve.lab.bench.gpu import Progress, Tell
 from ksieve.lab.bench.timing import Contender, Timing
 from ksieve.planning.plan import Plan
@@ -162,7 +162,7 @@ def run(
         if name not in known:
             raise ArgumentError("options", repr(name), f"names of {', '.join(known)}")
     chosen = [known[name] for name in dict.fromkeys((PLAIN, *(names or known)))]
-    device, fill = gpu.require_device(), scores.source_of(source)
+    device, fill = tasks.require_device(), scores.source_of(source)
     results = gpu.over(
         shapes, lambda shape: _shape(shape, k, lengths, dtype, fill, chosen, rounds, seed, device), progress, each
     )
@@ -191,7 +191,7 @@ def _shape(
     k: int,
     lengths_kind: str,
     dtype: str,
-    fill: scores.Fill,
+    fill: laws.Fill,
     chosen: Sequence[Option],
     rounds: int,
     seed: int,
@@ -199,7 +199,7 @@ def _shape(
 ) -> dict[str, Any]:
     rows, width = shape
     facts: dict[str, Any] = {"rows": rows, "width": width}
-    matrices = gpu.allocate(rows, width, dtype)
+    matrices = tasks.allocate(rows, width, dtype)
     if isinstance(matrices, str):
         return facts | {"skipped": matrices}
     lengths = scores.lengths_of(lengths_kind, rows, width, seed, matrices[0].device)
@@ -207,7 +207,7 @@ def _shape(
         fill(matrix, lengths, seed + number)
     reads = floor.contenders(matrices, lengths, device)
     contenders, plans = list(reads), {}
-    fewest = gpu.valid_scores(lengths, width)  # that an option's call reads: those of short rows fit L2
+    fewest = tasks.valid_scores(lengths, width)  # that an option's call reads: those of short rows fit L2
     for option in chosen:
         asking = option.keywords(rows, width, k, lengths)
         if option.name != PLAIN and not asking:
@@ -215,7 +215,7 @@ def _shape(
         keywords = {"lengths": lengths} | asking
         asked = {name: value for name, value in keywords.items() if name in arguments.NAMES}
         bounds = keywords.get("ends") if keywords["lengths"] is None else keywords["lengths"]
-        fewest = min(fewest, gpu.valid_scores(bounds, width))
+        fewest = min(fewest, tasks.valid_scores(bounds, width))
         options = arguments.resolve(
             asked, None, per_row_k="k" in keywords, lengths=keywords["lengths"] is not None,
             length_dtype=dtype_text(getattr(bounds, "dtype", None)),
@@ -258,7 +258,7 @@ def _contender(name: str, plan: Plan, matrices: Sequence[Any], keywords: Keyword
 
     def poison(i: int) -> None:
         for arrays in outputs.values():
-            arrays[i].fill_(peers.POISON if arrays[i].dtype is index else 7.0)
+            arrays[i].fill_(tasks.POISON if arrays[i].dtype is index else 7.0)
 
     return Contender(
         name, select, lambda i: _exact(matrices[i], keywords, {n: a[i] for n, a in outputs.items()}), poison

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ksieve.core.errors import ArgumentError, KsieveError
+from ksieve.lab.bench.tasks import POISON, VERIFY_BYTES, Task
 from ksieve.lab.bench.timing import Contender
 
-POISON = 0x7F7F7F7F
-VERIFY_BYTES = 4 << 30
 PAGE = 64
 """Tokens per page of the page tables handed to paged selectors, as SGLang serves DeepSeek models."""
 
@@ -28,43 +27,10 @@ class UnsupportedError(KsieveError):
     """A library that is there cannot do this case; the message says why."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """Input of a contender.
-
-    Attributes
-    ----------
-    matrices : sequence of torch.Tensor, shape (rows, width)
-        Input sets.
-    lengths : torch.Tensor of int32, shape (rows,)
-        Valid prefixes, between 0 and the width.
-    k : int
-    """
-
-    matrices: Sequence[Any]
-    lengths: Any
-    k: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of every set."""
-        return int(self.matrices[0].shape[0])
-
-    @property
-    def width(self) -> int:
-        """Allocated scores per row."""
-        return int(self.matrices[0].shape[1])
-
-    def empty(self, dtype: str = "int32") -> Any:
-        """Make an output tensor (rows, k)."""
-        import torch
-
-        return torch.empty(self.rows, self.k, dtype=getattr(torch, dtype), device=self.lengths.device)
-
-    def need(self, condition: bool, reason: str) -> None:
-        """Raise `UnsupportedError` with a reason unless the condition holds."""
-        if not condition:
-            raise UnsupportedError(reason)
+def need(condition: bool, reason: str) -> None:
+    """Raise `UnsupportedError` with a reason unless the condition holds."""
+    if not condition:
+        raise UnsupportedError(reason)
 
 
 @dataclass(frozen=True)
@@ -213,7 +179,7 @@ def _line(error: BaseException) -> str:
 
 
 def _torch_topk(torch: Any, task: Task) -> Calls:
-    task.need(task.k <= task.width, f"k={task.k} is more than the {task.width} scores of a row")
+    need(task.k <= task.width, f"k={task.k} is more than the {task.width} scores of a row")
     outs = [(task.empty(str(m.dtype).rpartition(".")[2]), task.empty("int64")) for m in task.matrices]
     return Calls(
         lambda i: torch.topk(task.matrices[i], task.k, dim=1, sorted=False, out=outs[i]),
@@ -246,12 +212,12 @@ def _flashinfer(algorithm: str) -> Callable[[Any, Task], Calls]:
 
         if algorithm == "clusters":
             capability = torch.cuda.get_device_capability()
-            task.need(capability[0] == 10, f"its cluster back end needs compute capability 10, not {capability[0]}")
+            need(capability[0] == 10, f"its cluster back end needs compute capability 10, not {capability[0]}")
         if algorithm == "cub":  # beyond its limit it would take the radix back end without a word
-            task.need(task.width <= 1 << 21, f"its CUB back end takes rows of up to {1 << 21} scores, not {task.width}")
+            need(task.width <= 1 << 21, f"its CUB back end takes rows of up to {1 << 21} scores, not {task.width}")
         else:
             contiguous = all(m.is_contiguous() for m in task.matrices)
-            task.need(contiguous, "its radix back end takes contiguous matrices only")
+            need(contiguous, "its radix back end takes contiguous matrices only")
         offsets = torch.zeros_like(task.lengths)
         # It allocates its result: the one of a graph capture stays at its place.
         outs: list[Any] = [None] * len(task.matrices)
@@ -271,8 +237,8 @@ _SGLANG_V2 = ("sglang.kernels.ops.attention.dsv4", "sglang.jit_kernel.dsv4")
 
 
 def _sglang_checks(task: Task) -> None:
-    task.need(task.k in (512, 1024, 2048), f"it takes k of 512, 1024 and 2048, not {task.k}")
-    task.need(str(task.matrices[0].dtype) == "torch.float32", "it takes float32 scores only")
+    need(task.k in (512, 1024, 2048), f"it takes k of 512, 1024 and 2048, not {task.k}")
+    need(str(task.matrices[0].dtype) == "torch.float32", "it takes float32 scores only")
 
 
 def _sglang_paged(sglang: Any, task: Task) -> Calls:
@@ -295,7 +261,7 @@ def _sglang_ragged(sglang: Any, task: Task) -> Calls:
     import torch
 
     _sglang_checks(task)
-    task.need(hasattr(sglang, "topk_transform_ragged_v2"), "this version has no topk_transform_ragged_v2")
+    need(hasattr(sglang, "topk_transform_ragged_v2"), "this version has no topk_transform_ragged_v2")
     offsets = torch.zeros_like(task.lengths)
     outs = [task.empty() for _ in task.matrices]
 
@@ -309,8 +275,8 @@ def _deepselect(module: Any, task: Task) -> Calls:
     import torch
 
     aligned = all(m.data_ptr() % 1024 == 0 and m.stride(0) * m.element_size() % 1024 == 0 for m in task.matrices)
-    task.need(aligned, "it needs rows aligned to 1024 bytes")
-    task.need(task.k <= 4096, f"it takes k up to 4096, not {task.k}")
+    need(aligned, "it needs rows aligned to 1024 bytes")
+    need(task.k <= 4096, f"it takes k up to 4096, not {task.k}")
     outs = [task.empty() for _ in task.matrices]
     options: dict[str, Any] = {"indices_type": torch.int32, "idx_oob_fill_value": -1, "return_value": False}
     if "abort_when_nan_found" in inspect.signature(module.topk).parameters:
@@ -334,7 +300,7 @@ def _vllm(name: str) -> Callable[[Any, Task], Calls]:
         import torch
 
         operator = getattr(torch.ops._C, name, None)
-        task.need(operator is not None, f"this build of vllm has no {name}")
+        need(operator is not None, f"this build of vllm has no {name}")
         assert operator is not None
         strides = tuple(task.matrices[0].stride())
         starts, outs = torch.zeros_like(task.lengths), [task.empty() for _ in task.matrices]
@@ -345,10 +311,10 @@ def _vllm(name: str) -> Callable[[Any, Task], Calls]:
         elif name == "top_k_per_row_decode":
             arguments = lambda m, out: (m, 1, task.lengths, out, task.rows, *strides, task.k)  # noqa: E731
         else:
-            task.need(task.k in (512, 1024, 2048), f"it takes k of 512, 1024 and 2048, not {task.k}")
+            need(task.k in (512, 1024, 2048), f"it takes k of 512, 1024 and 2048, not {task.k}")
             cooperative = name == "cooperative_topk"
-            task.need(not cooperative or task.rows <= 64, f"it takes up to 64 rows, not {task.rows}")
-            task.need(not cooperative or strides[0] % 4 == 0, "it needs rows that start at multiples of 4 scores")
+            need(not cooperative or task.rows <= 64, f"it takes up to 64 rows, not {task.rows}")
+            need(not cooperative or strides[0] % 4 == 0, "it needs rows that start at multiples of 4 scores")
             workspace = torch.zeros(1 << 20, dtype=torch.uint8, device=task.lengths.device)
             longest = int(task.lengths.max()) if task.rows else 0
             arguments = lambda m, out: (m, task.lengths, out, workspace, task.k, longest)  # noqa: E731

@@ -1,24 +1,13 @@
-"""Scores of the GPU benches, made on the device in place: a matrix of 34 GB takes a fraction of a second."""
+"""Scores of the GPU benches by name, and lengths by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ksieve.core.errors import ArgumentError
 from ksieve.core.paths import unreadable
-
-Fill = Callable[[Any, Any, int], None]
-"""``fill(matrix, lengths, seed)`` writes scores into a matrix on its device, past the lengths too."""
-
-CHUNK = 1 << 26
-"""Scores made at a time: bounds the temporaries to about 1 GB."""
-
-REACH = 0.04
-SHARES = (0.57, 0.69)
+from ksieve.lab.bench.laws import Fill, blocks, endpoint_structured, normal
 
 
 def lengths_of(kind: str, rows: int, width: int, seed: int = 0, device: Any = "cuda") -> Any:
@@ -76,24 +65,6 @@ def check_source(text: str) -> None:
         raise ArgumentError("scores", f"{text!r} ({fault})", "factors:PATH of a capture")
 
 
-def blocks(rows: int, width: int, chunk: int = CHUNK) -> Iterator[slice]:
-    """Row ranges of at most `chunk` scores, at least one row each."""
-    step = max(1, chunk // max(width, 1))
-    for begin in range(0, rows, step):
-        yield slice(begin, min(begin + step, rows))
-
-
-def normal(matrix: Any, lengths: Any, seed: int = 0) -> None:
-    """Fill a matrix with independent standard normal scores."""
-    import torch
-
-    generator = torch.Generator(device=matrix.device)
-    generator.manual_seed(seed)
-    for part in blocks(*matrix.shape):
-        shape = matrix[part].shape
-        matrix[part] = torch.randn(shape, device=matrix.device, generator=generator)
-
-
 class Factors:
     """Scores computed from an indexer's stored factors: ``key_scale * sum_j w_j * max(0, q_j . key)``.
 
@@ -140,52 +111,3 @@ class Factors:
                 dots = self._q[asked[part]].flatten(0, 1) @ self._keys[last].T
                 dots = dots.view(-1, heads, size).relu_().mul_(weight[part, :, None])
                 matrix[part, columns] = dots.sum(1).mul_(self._scale[last])
-
-
-def endpoint_structured(matrix: Any, lengths: Any, seed: int = 0) -> None:
-    """Fill a matrix with rows whose first and last decile hold 52 to 74 % of the top scores.
-
-    The law of `ksieve.lab.workloads.natural`: ``Exp(1) + log density(position)``, positions relative to each row's
-    length.
-
-    Parameters
-    ----------
-    matrix : torch.Tensor, float, shape (rows, width)
-        Filled in place, past the lengths too.
-    lengths : torch.Tensor of int32, shape (rows,)
-    """
-    import torch
-
-    rows, width = matrix.shape
-    generator = torch.Generator(device=matrix.device)
-    generator.manual_seed(seed)
-    grid = (np.arange(4096) + 0.5) / 4096
-    bump = np.exp(-grid / REACH) + np.exp((grid - 1) / REACH)
-    ends, mean = float(bump[(grid < 0.1) | (grid >= 0.9)].sum()) / grid.size, float(bump.mean())
-    target = torch.empty(rows, 1, device=matrix.device).uniform_(*SHARES, generator=generator)
-    # density = 1 + height * bump, its share within the two deciles being the target
-    height = (target - 0.2) / (ends - target * mean)
-    position = torch.arange(width, device=matrix.device, dtype=torch.float32) + 0.5
-    for part in blocks(rows, width):
-        x = position / lengths[part, None].clamp(min=1)
-        density = torch.exp(x.mul(-1 / REACH)) + torch.exp(x.clamp_(max=1.1).sub_(1).div_(REACH))
-        noise = torch.empty_like(x).exponential_(generator=generator)
-        matrix[part] = density.mul_(height[part]).log1p_().add_(noise)
-
-
-def in_blocks(block: int) -> Fill:
-    """Return a source whose rows are `endpoint_structured`, with a number added that the scores of a block share."""
-
-    def fill(matrix: Any, lengths: Any, seed: int = 0) -> None:
-        import torch
-
-        endpoint_structured(matrix, lengths, seed)
-        generator = torch.Generator(device=matrix.device)
-        generator.manual_seed(seed + (1 << 32))
-        rows, width = matrix.shape
-        for part in blocks(rows, width):
-            shape = (len(range(*part.indices(rows))), -(-width // block))
-            height = torch.randn(shape, device=matrix.device, generator=generator)
-            matrix[part] += height.repeat_interleave(block, 1)[:, :width]
-
-    return fill

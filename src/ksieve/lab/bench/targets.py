@@ -21,7 +21,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
 from ksieve.lab.bench import record
-from ksieve.lab.bench.peers import POISON
+from ksieve.lab.bench.tasks import POISON
 from ksieve.planning.plan import Plan
 
 Choice = tuple[str | None, SamplingPolicy | str | None]
@@ -158,17 +158,17 @@ class Gpu:
     name = "cuda"
 
     def __init__(self) -> None:
-        from ksieve.lab.bench.gpu import require_device
+        from ksieve.lab.bench.tasks import require_device
 
         self.device = require_device()
 
     def scores(self, rows: int, width: int, lengths: NDArray[np.int32], source: str, seed: int) -> tuple[Any, Any]:
         """Make scores on the device; endpoint structure is relative to each row's length."""
-        from ksieve.lab.bench import gpu
+        from ksieve.lab.bench import tasks
         from ksieve.lab.bench.scores import source_of
 
         fill = source_of(source)
-        made = gpu.allocate(rows, width, "float32", most=1)
+        made = tasks.allocate(rows, width, "float32", most=1)
         if isinstance(made, str):
             raise ArgumentError("shape", f"{rows} x {width}", f"scores that fit into memory ({made})")
         valid = self.lengths(lengths)
@@ -180,13 +180,14 @@ class Gpu:
     ) -> dict[str, Any]:
         """Time plans, peers and plain reads as ``ksieve bench gpu`` does; small inputs in copies, beyond L2."""
         from ksieve.lab.bench import gpu
-        from ksieve.lab.bench.peers import Task, available
+        from ksieve.lab.bench.peers import available
+        from ksieve.lab.bench.tasks import Task
         from ksieve.lab.bench.variants import Variant
 
         loaded, _ = available(peers)
         variants = [Variant(name, family, policy) for name, (family, policy) in choices.items()]
         ask = gpu.Ask(k, str(scores.dtype).removeprefix("torch."), variants, loaded, rounds, 0)
-        return gpu.measure(Task(_copies(scores), lengths, k), ask, self.device)
+        return gpu.measure_task(Task(_copies(scores), lengths, k), ask, self.device)
 
     def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
         """Select once and return the statistics; the plan is the one that is timed."""
@@ -198,7 +199,7 @@ class Gpu:
         """Copy a host matrix into rows as long as the benches'."""
         import torch
 
-        from ksieve.lab.bench.gpu import pitch_of
+        from ksieve.lab.bench.tasks import pitch_of
 
         host = torch.from_numpy(np.ascontiguousarray(matrix))
         host = host.view(torch.bfloat16) if host.dtype is torch.uint16 else host
@@ -215,7 +216,7 @@ class Gpu:
         """Zeros in rows as long as the benches'."""
         import torch
 
-        from ksieve.lab.bench.gpu import pitch_of
+        from ksieve.lab.bench.tasks import pitch_of
 
         return torch.zeros(rows, pitch_of(width, 4), device="cuda")[:, :width]
 
@@ -231,7 +232,7 @@ def _copies(scores: Any) -> list[Any]:
     import torch
 
     from ksieve.lab.bench import timing
-    from ksieve.lab.bench.gpu import MEMORY
+    from ksieve.lab.bench.tasks import MEMORY
 
     rows, width = scores.shape
     size = rows * scores.stride(0) * scores.element_size()

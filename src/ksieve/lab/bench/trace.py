@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ksieve.core.device import DeviceInfo
-from ksieve.lab.bench import gpu, peers, record, scores
+from ksieve.lab.bench import gpu, laws, peers, record, scores, tasks
 from ksieve.lab.bench.gpu import Ask, Progress, Tell
-from ksieve.lab.bench.peers import Task
+from ksieve.lab.bench.tasks import Task
 from ksieve.lab.bench.variants import PLANNED, Variant
 from ksieve.lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
 
@@ -48,7 +48,7 @@ def run(
     dict
         ``traces``: per name its invocations and their sums, from `total`.
     """
-    device = gpu.require_device()
+    device = tasks.require_device()
     fill = scores.source_of(source)
     loaded, skipped = peers.available(peer_names)
     ask = Ask(k, "float32", [PLANNED, *variants], loaded, rounds, torch_rounds)
@@ -73,7 +73,7 @@ def run(
 
 
 def _case(
-    case: tuple[str, int, Invocation], fill: scores.Fill, seed: int, ask: Ask, device: DeviceInfo
+    case: tuple[str, int, Invocation], fill: laws.Fill, seed: int, ask: Ask, device: DeviceInfo
 ) -> dict[str, Any]:
     import torch
 
@@ -82,13 +82,13 @@ def _case(
         "trace": name, "step": call.step, "phase": call.phase, "rows": call.rows, "width": call.width,
         "first": call.first,
     }  # fmt: skip
-    matrices = gpu.allocate(call.rows, call.width, ask.dtype)
+    matrices = tasks.allocate(call.rows, call.width, ask.dtype)
     if isinstance(matrices, str):
         return facts | {"skipped": matrices}
     lengths = torch.from_numpy(call.lengths()).to(matrices[0].device)
     for turn, matrix in enumerate(matrices):
         fill(matrix, lengths, seed + 1000 * number + turn)
-    return facts | gpu.compact(gpu.measure(Task(matrices, lengths, ask.k), ask, device))
+    return facts | gpu.compact(gpu.measure_task(Task(matrices, lengths, ask.k), ask, device))
 
 
 def total(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

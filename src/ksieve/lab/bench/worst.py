@@ -8,9 +8,9 @@ from typing import Any
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.bench import adversarial_gpu as hard
-from ksieve.lab.bench import gpu, peers, record, scores
+from ksieve.lab.bench import gpu, peers, record, scores, tasks
 from ksieve.lab.bench.gpu import Ask, Progress, Tell
-from ksieve.lab.bench.peers import Task
+from ksieve.lab.bench.tasks import Task
 from ksieve.lab.bench.variants import PLANNED, Variant
 
 SHAPES = ((512, 131_072), (1024, 262_144), (512, 1_048_576), (4096, 65_536), (4096, 49_152), (4096, 16_384))
@@ -51,7 +51,7 @@ def run(
     for family in chosen:
         if family not in hard.FAMILIES:
             raise ArgumentError("families", repr(family), f"names of {', '.join(hard.FAMILIES)}")
-    device = gpu.require_device()
+    device = tasks.require_device()
     loaded, skipped = peers.available(peer_names)
     ask = Ask(k, "float32", [PLANNED, *variants], loaded, rounds, torch_rounds)
     cases = [(shape, family) for shape in shapes for family in chosen]
@@ -69,14 +69,14 @@ def _case(
 ) -> dict[str, Any]:
     (rows, width), family = case
     facts: dict[str, Any] = {"rows": rows, "width": width, "family": family}
-    matrices = gpu.allocate(rows, width, ask.dtype)
+    matrices = tasks.allocate(rows, width, ask.dtype)
     if isinstance(matrices, str):
         return facts | {"skipped": matrices}
     policy = PLANNED.plan(rows, width, ask.k, ask.dtype, device).policy
     lengths = scores.lengths_of(lengths_kind, rows, width, seed, matrices[0].device)
     for number, matrix in enumerate(matrices):
         hard.fill(family, matrix, lengths, ask.k, policy, seed + number)
-    return facts | gpu.compact(gpu.measure(Task(matrices, lengths, ask.k), ask, device))
+    return facts | gpu.compact(gpu.measure_task(Task(matrices, lengths, ask.k), ask, device))
 
 
 def worst(cases: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:

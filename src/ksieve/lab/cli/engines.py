@@ -61,7 +61,7 @@ def bench_engines(
     """
     from ksieve.lab.bench import engine_cases, engine_switch, first_calls, record
     from ksieve.lab.bench import engines as bench
-    from ksieve.lab.bench import gpu as shared
+    from ksieve.lab.bench.tasks import require_device
 
     asked = checks.listed(dtypes)
     if not asked or set(asked) - set(SCORE_DTYPES):
@@ -75,7 +75,7 @@ def bench_engines(
     listed = [parse_shape("--shapes", text) for text in checks.listed(shapes)] or list(bench.SHAPES)
     # First calls alone have a file beside that of the operators, which they would replace.
     path = gpu.target(out, "gpu-engines" if "operators" in chosen else "gpu-engines-first", scores)
-    shared.require_device()
+    require_device()
     payload: dict[str, Any] = record.payload("engines", {"k": k}, {}, gpu=True)
     if "operators" in chosen:
         with engine_switch.installed(names, only) as (operators, absent, versions):

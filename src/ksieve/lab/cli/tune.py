@@ -13,10 +13,11 @@ import typer
 from ksieve._version import __version__
 from ksieve.cli import files, terminal
 from ksieve.cli.options import Dtype, checked, choice, count, flag
-from ksieve.core.errors import ArgumentError
+from ksieve.core.errors import ArgumentError, FileFormatError
+from ksieve.core.paths import read_utf8
 from ksieve.core.problem import check_k
-from ksieve.lab.cli.gpu import shapes_of
-from ksieve.lab.cli.options import Rounds
+from ksieve.core.sizes import parse_shape
+from ksieve.core.text import parse_json
 
 if TYPE_CHECKING:
     from ksieve.lab.tune import Target
@@ -42,7 +43,9 @@ def tune(
     of: Annotated[
         str | None,
         typer.Option(
-            "--of", metavar="TRACE", help="The shapes and the K of a trace (JSON) or of a recording of ksieve.record."
+            "--of",
+            metavar="TRACE",
+            help="Take shapes and K from this trace (JSON; ksieve replay --save).",
         ),
     ] = None,
     k: Annotated[
@@ -53,7 +56,7 @@ def tune(
     minutes: Annotated[
         float | None, typer.Option("--minutes", metavar="M", help="Time to measure in. Default: 8, with --quick 2.")
     ] = None,
-    rounds: Rounds = 5,
+    rounds: Annotated[int, count("--rounds", "INT", "Timed rounds; medians are reported.", minimum=1)] = 5,
     restart: Annotated[
         bool, flag("--restart", "Measure everything again, instead of going on where a run stopped.")
     ] = False,
@@ -66,7 +69,7 @@ def tune(
     """
     from ksieve.lab import tune as tuning
     from ksieve.lab import tune_prune, tune_table
-    from ksieve.lab.bench import gpu, record
+    from ksieve.lab.bench import record, tasks
     from ksieve.planning import tuned
 
     os.environ[tuned.VARIABLE] = "off"  # measured are the shipped shapes and all others, not those of an earlier file
@@ -75,8 +78,12 @@ def tune(
     files.check_folder("--out", None if out is None else out.parent)
     if of is not None and shapes:
         raise ArgumentError("--of", "--shapes too", "one of the two")
-    listed, of_trace = _shapes_of_trace(of) if of else (shapes_of(shapes, None)[0] if shapes else [], None)
-    device = gpu.require_device()
+    if of is not None:
+        listed, of_trace = _shapes_of_trace(of)
+    else:
+        listed = [parse_shape("--shapes", text.strip()) for text in shapes.split(",") if text.strip()]
+        of_trace = None
+    device = tasks.require_device()
     target = tuning.Target(device, dtype.value, k or of_trace or tuning.Target(device).k)
     if not listed:
         asked = tuning.questions(target)
@@ -120,15 +127,19 @@ def tune(
         terminal.say(f"the planner uses it with {tuned.VARIABLE}={path}")
 
 
-def _shapes_of_trace(source: str) -> tuple[list[tuple[int, int]], int | None]:
+def _shapes_of_trace(path: str) -> tuple[list[tuple[int, int]], int | None]:
     """Shapes of a trace's calls, those that are called most often first, and its k."""
-    from ksieve.lab.traces import replay
-
-    trace = replay.load(source)
-    counted = Counter((call.rows, call.width) for call in trace.calls if call.rows and call.width)
-    if not counted:
-        raise ArgumentError("--of", f"{source}: no calls", "a trace with calls")
-    return [shape for shape, _ in counted.most_common(QUICK_SHAPES)], trace.k
+    try:
+        trace = parse_json(read_utf8(Path(path)))
+        counted = Counter((int(call["rows"]), int(call["width"])) for call in trace["calls"])
+        k = None if trace.get("k") is None else check_k(trace["k"])
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        takes = 'a JSON object with "calls", a list of objects with "rows" and "width"'
+        raise FileFormatError(f"{path}: no trace ({error}); takes {takes}") from None
+    listed = [shape for shape, _ in counted.most_common() if min(shape) > 0][:QUICK_SHAPES]
+    if not listed:
+        raise ArgumentError("--of", f"{path}: no calls", "a trace with calls")
+    return listed, k
 
 
 def _facts(target: Target) -> dict[str, Any]:

@@ -82,14 +82,13 @@ class Trace:
         return cls(name, k, tuple(calls), tuple(dict(r) for r in requests))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace as JSON: its requests, or its calls where it was not generated."""
+        """Write the trace as JSON: its calls, and the requests from which they were generated."""
         facts: dict[str, Any] = {FORMAT_KEY: FORMAT_VERSION, "name": self.name}
         if self.k is not None:
             facts["k"] = self.k
         if self.requests:
             facts["requests"] = list(self.requests)
-        else:
-            facts["calls"] = [asdict(call) for call in self.calls]
+        facts["calls"] = [asdict(call) for call in self.calls]
         atomic.write_text(path, json.dumps(facts, indent=1) + "\n")
 
 
@@ -129,14 +128,14 @@ def load(source: str | os.PathLike[str]) -> Trace:
     k = facts.get("k")
     try:
         k = None if k is None else problem.check_k(k)
-        if "requests" in facts:
+        if "calls" not in facts and "requests" in facts:
             return Trace.of_requests(str(facts.get("name", path.stem)), facts["requests"], k)
         if "calls" not in facts:
             raise FileFormatError(f'{path}: neither "requests" nor "calls"; takes an object with one of them')
         calls = tuple(_call(item) for item in facts["calls"])
     except (ArgumentError, KeyError, TypeError, AttributeError) as error:
         raise FileFormatError(f"{path}: {error}") from None
-    return Trace(str(facts.get("name", path.stem)), k, calls)
+    return Trace(str(facts.get("name", path.stem)), k, calls, tuple(facts.get("requests", ())))
 
 
 def _call(item: Any) -> Invocation:

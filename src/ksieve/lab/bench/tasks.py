@@ -1,0 +1,143 @@
+"""Input sets of one shape on the GPU at hand, and plans as contenders on them: for `ksieve tune` and the benches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ksieve import api
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import BackendError
+from ksieve.lab.bench import timing
+from ksieve.lab.bench.timing import Contender
+from ksieve.lab.bench.variants import PLANNED, Variant
+from ksieve.planning.plan import Plan
+
+POISON = 0x7F7F7F7F
+VERIFY_BYTES = 4 << 30
+
+MEMORY = 0.75
+"""Share of the free device memory that inputs may take."""
+
+PITCH_BYTES = 1024
+"""Alignment of row starts: that of score producers, and the largest that a peer requires."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Input of a contender.
+
+    Attributes
+    ----------
+    matrices : sequence of torch.Tensor, shape (rows, width)
+        Input sets.
+    lengths : torch.Tensor of int32, shape (rows,)
+        Valid prefixes, between 0 and the width.
+    k : int
+    """
+
+    matrices: Sequence[Any]
+    lengths: Any
+    k: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of every set."""
+        return int(self.matrices[0].shape[0])
+
+    @property
+    def width(self) -> int:
+        """Allocated scores per row."""
+        return int(self.matrices[0].shape[1])
+
+    def empty(self, dtype: str = "int32") -> Any:
+        """Make an output tensor (rows, k)."""
+        import torch
+
+        return torch.empty(self.rows, self.k, dtype=getattr(torch, dtype), device=self.lengths.device)
+
+
+def require_device() -> DeviceInfo:
+    """Facts of PyTorch's current GPU.
+
+    Raises
+    ------
+    BackendError
+        If there is none, or no PyTorch that could use it.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise BackendError("inputs on the GPU are made with PyTorch: pip install 'ksieve[torch]'") from None
+    from ksieve.backends import cuda
+
+    if not torch.cuda.is_available():
+        cuda.device_info(0)  # says what is missing
+        raise BackendError("this PyTorch has no CUDA support: install a CUDA build of torch")
+    return cuda.device_info(torch.cuda.current_device())
+
+
+def pitch_of(width: int, itemsize: int) -> int:
+    """Scores from one row to the next in a bench's matrices."""
+    return -(-width * itemsize // PITCH_BYTES) * PITCH_BYTES // itemsize
+
+
+def allocate(rows: int, width: int, dtype: str, most: int | None = None, valid: int | None = None) -> list[Any] | str:
+    """Make the input sets of a shape, unfilled; or say why there is no room.
+
+    Parameters
+    ----------
+    rows, width : int
+    dtype : str
+    most : int, optional
+        Bound on the sets, for inputs that cost much to make.
+    valid : int, optional
+        Scores of a set that are read: short rows of a wide matrix take more sets to leave L2 behind.
+    """
+    import torch
+
+    torch.cuda.empty_cache()
+    element = getattr(torch, dtype)
+    pitch = pitch_of(width, element.itemsize)
+    set_bytes = rows * pitch * element.itemsize
+    free = int(torch.cuda.mem_get_info()[0] * MEMORY)
+    if set_bytes > free:
+        return f"{set_bytes / 1e9:.1f} GB of scores, {free / 1e9:.1f} GB may be used"
+    read = None if valid is None else valid * element.itemsize
+    sets = timing.input_sets(set_bytes, torch.cuda.get_device_properties().L2_cache_size, free, read)
+    sets = min(sets, most or sets)
+    return [aligned(rows, pitch, element, "cuda")[:, :width] for _ in range(sets)]
+
+
+def aligned(rows: int, pitch: int, element: Any, device: str) -> Any:
+    """Make a matrix (rows, pitch) that starts at a multiple of `PITCH_BYTES`; PyTorch's own start at one of 512."""
+    import torch
+
+    flat = torch.empty(rows * pitch + PITCH_BYTES // element.itemsize, dtype=element, device=device)
+    start = -flat.data_ptr() % PITCH_BYTES // element.itemsize
+    return flat[start : start + rows * pitch].view(rows, pitch)
+
+
+def valid_scores(lengths: Any, width: int) -> int:
+    """How many scores of a matrix are valid; negative lengths and those beyond the width as a selection takes them."""
+    return int(lengths.long().clamp(0, width).sum())
+
+
+def selector(variant: Variant, plan: Plan, task: Task, judged: int | None = None) -> Contender:
+    """Contender that selects with a plan; the answers of the first `judged` input sets are verified, or of all."""
+    from ksieve.checking.verify import verify
+
+    outs = [task.empty() for _ in task.matrices]
+    held: list[Any] = []
+    judged = len(outs) if judged is None or variant is PLANNED else judged
+
+    def select(i: int) -> None:
+        if not held:
+            held.append(plan.workspace())
+        api.topk(task.matrices[i], task.lengths, plan=plan, out=outs[i], workspace=held[0])
+
+    def check(i: int) -> bool:
+        return i >= judged or verify(task.matrices[i], task.lengths, outs[i], block_bytes=VERIFY_BYTES).ok
+
+    return Contender(variant.name, select, check, lambda i: outs[i].fill_(POISON))
