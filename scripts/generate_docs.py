@@ -227,7 +227,7 @@ def _redraw(sources: list[Path], names: list[str], folder: Path, draw: Callable[
 
 
 def _payload(path: Path) -> dict[str, Any]:
-    from ksieve.lab.bench.record import read_json
+    from ksieve.planning.tune.record import read_json
 
     payload: dict[str, Any] = read_json(path)
     return payload

@@ -15,7 +15,7 @@ from typing import Any
 
 from frameworks import sources
 from frameworks.catalog import FRAMEWORKS, NOT_RUN
-from ksieve.lab.bench import record
+from ksieve.planning.tune import record
 
 TREE = Path(__file__).parents[2]
 TESTS_FAILED, NO_TESTS = 1, 5

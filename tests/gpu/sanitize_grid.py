@@ -27,9 +27,9 @@ from gpu import material, runner, served, test_blocks, test_tiles
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.lab import oracle
-from ksieve.lab.bench import record
 from ksieve.planning.families import QUEUED
 from ksieve.planning.memory import with_workspace
+from ksieve.planning.tune import record
 
 SHAPES = (
     # width, k, every how-manieth value family, base offset, row padding

@@ -12,9 +12,9 @@ import torch
 from gpu import material, runner
 from gpu.variants import VARIANTS, possible, small_storage
 from ksieve.core.policy import PAPER_64
-from ksieve.lab.bench import variants as bench
 from ksieve.planning.families import QUEUED
 from ksieve.planning.memory import with_workspace
+from ksieve.planning.tune import variants as bench
 
 pytestmark = pytest.mark.gpu
 

@@ -14,12 +14,13 @@ from conftest import ROOT
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import PAPER_128
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
-from ksieve.lab.bench import ablation, record
+from ksieve.lab.bench import ablation
 from ksieve.lab.bench.ablation import activation, phases, steps
 from ksieve.lab.bench.ablation.paper import PAPER
 from ksieve.lab.bench.targets import Cpu, machine_of, read_prefixes
 from ksieve.lab.report import benches
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.tune import record
 
 PAPER_TEXT = ROOT.parent / "shared" / "paper" / "000_cc15b63c323d553e.txt"
 

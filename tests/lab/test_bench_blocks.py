@@ -11,9 +11,10 @@ from bench_host import ENVIRONMENT, H200, invoke, measure
 from ksieve import api
 from ksieve.core.errors import ArgumentError
 from ksieve.lab import oracle
-from ksieve.lab.bench import block_pages, blocks, floor, laws, record, scores, tasks, timing
+from ksieve.lab.bench import block_pages, blocks, floor, scores
 from ksieve.lab.report import benches
 from ksieve.planning.plan import Plan
+from ksieve.planning.tune import laws, record, tasks, timing
 
 torch = pytest.importorskip("torch")
 

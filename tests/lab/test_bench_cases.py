@@ -10,9 +10,10 @@ import pytest
 from bench_host import FLOOR_US, OTHER_US, OWN_US, host, invoke
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.lab.bench import adversarial_gpu as hard
-from ksieve.lab.bench import gpu, record, shape_lists, trace, worst
-from ksieve.lab.bench.variants import Variant
+from ksieve.lab.bench import gpu, shape_lists, trace, worst
 from ksieve.lab.report import benches
+from ksieve.planning.tune import record
+from ksieve.planning.tune.variants import Variant
 
 torch = pytest.importorskip("torch")
 

@@ -12,7 +12,8 @@ import ksieve
 from ksieve.captures.writer import CaptureWriter
 from ksieve.core.errors import ArgumentError, FileFormatError, VerificationError
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve.lab.bench import contenders, cpu, record, startup
+from ksieve.lab.bench import contenders, cpu, startup
+from ksieve.planning.tune import record
 
 SMALL = ((3, 4000),)
 

@@ -10,8 +10,8 @@ import bench_host
 from bench_host import OTHER_US, OWN_US, host, invoke
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.bench import general, shape_lists
-from ksieve.lab.bench.variants import PLANNED
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.tune.variants import PLANNED
 
 pytest.importorskip("torch")
 

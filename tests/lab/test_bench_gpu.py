@@ -11,11 +11,12 @@ import pytest
 import ksieve
 from bench_host import invoke
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.bench import floor, gpu, laws, record, shape_lists, tasks, timing
-from ksieve.lab.bench.variants import variants_of
+from ksieve.lab.bench import floor, gpu, shape_lists
 from ksieve.lab.cli import gpu as command
 from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.tune import laws, record, tasks, timing
+from ksieve.planning.tune.variants import variants_of
 
 H200 = DEVICES["h200"]
 

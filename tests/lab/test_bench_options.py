@@ -11,7 +11,8 @@ from bench_host import OTHER_US, host, invoke
 from ksieve import api
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import PLAIN
-from ksieve.lab.bench import options, timing
+from ksieve.lab.bench import options
+from ksieve.planning.tune import timing
 
 torch = pytest.importorskip("torch")
 

@@ -9,7 +9,8 @@ import pytest
 
 from bench_host import ENVIRONMENT, generator, host
 from conftest import ROOT
-from ksieve.lab.bench import anchors, gpu, pages, record, shape_lists, trace, worst
+from ksieve.lab.bench import anchors, gpu, pages, shape_lists, trace, worst
+from ksieve.planning.tune import record
 
 torch = pytest.importorskip("torch")
 

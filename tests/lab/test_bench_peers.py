@@ -11,7 +11,8 @@ import pytest
 import ksieve
 from bench_host import OTHER_US, host, invoke
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.bench import gpu, peers, tasks
+from ksieve.lab.bench import gpu, peers
+from ksieve.planning.tune import tasks
 
 torch = pytest.importorskip("torch")
 

@@ -18,7 +18,7 @@ from ksieve.core.stats import Route
 torch = pytest.importorskip("torch")
 from ksieve.lab.bench import adversarial_gpu as hard  # noqa: E402
 from ksieve.lab.bench import scores  # noqa: E402
-from ksieve.lab.bench.laws import endpoint_structured  # noqa: E402
+from ksieve.planning.tune.laws import endpoint_structured  # noqa: E402
 
 ROWS, WIDTH, K = 6, 8192, 256
 REAL = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"

@@ -16,10 +16,11 @@ from conftest import ROOT
 from ksieve.captures import factors
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab.bench import chain, floor, timing
-from ksieve.lab.bench.timing import Timing
+from ksieve.lab.bench import chain, floor
 from ksieve.lab.chain import producers
 from ksieve.lab.report import chain as drawing
+from ksieve.planning.tune import timing
+from ksieve.planning.tune.timing import Timing
 
 torch = pytest.importorskip("torch")
 

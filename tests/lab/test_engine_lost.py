@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 from bench_engines import bench, fakes, host, measured
 from bench_host import invoke
 from ksieve.cli import exits
-from ksieve.lab.bench import engine_cases, engine_pages, engines, pages, timing
+from ksieve.lab.bench import engine_cases, engine_pages, engines, pages
+from ksieve.planning.tune import timing
 
 __all__ = ["bench", "fakes", "host"]
 

@@ -9,8 +9,9 @@ import re
 import pytest
 
 from conftest import ROOT
-from ksieve.lab.bench import ablation, chain, evidence, pages, record
+from ksieve.lab.bench import ablation, chain, evidence, pages
 from ksieve.lab.traces import replay
+from ksieve.planning.tune import record
 
 PAGE = ROOT / "docs" / "guide" / "evidence.md"
 

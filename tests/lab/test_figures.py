@@ -13,8 +13,9 @@ import pytest
 
 from conftest import ROOT
 from ksieve.core.errors import BackendError
-from ksieve.lab.bench import pages, record
+from ksieve.lab.bench import pages
 from ksieve.lab.report import benches, figures
+from ksieve.planning.tune import record
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 

@@ -9,12 +9,12 @@ import pytest
 
 import ksieve
 from ksieve.core.errors import ArgumentError, FileFormatError
-from ksieve.lab.bench import record
 from ksieve.lab.bench import targets as machines
 from ksieve.lab.report import benches
 from ksieve.lab.traces import replay
 from ksieve.lab.traces.serving import Invocation, invocations
 from ksieve.lab.workloads.producers import write_synthetic
+from ksieve.planning.tune import record
 
 SMALL = replay.Trace.of_requests(
     "small", [{"prompt": 500, "step_tokens": 200, "budget_bytes": 4 * 500 * 80, "decode_steps": 3, "batch": 2}], k=32

@@ -12,9 +12,10 @@ import ksieve
 from conftest import ROOT
 from ksieve import api
 from ksieve.backends.cuda.jit import cache
-from ksieve.lab.bench import floor, record, tasks, timing
+from ksieve.lab.bench import floor
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
+from ksieve.planning.tune import record, tasks, timing
 
 H200 = DEVICES["h200"]
 FLOOR_US, OWN_US, OTHER_US = 10.0, 12.5, 20.0

@@ -11,9 +11,9 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import ArgumentInfo
 
+from ksieve.cli.sizes import parse_count
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.policy import POLICIES, resolve_policy
-from ksieve.core.sizes import parse_count
 
 
 class Backend(StrEnum):
@@ -81,7 +81,7 @@ def checked(name: str, check: Callable[[Any], object]) -> Callable[[Any], Any]:
 
 
 def count(name: str, metavar: str, text: str, *, minimum: int | None = None, **settings: Any) -> Any:
-    """Option that takes a count, also as 64k or 1M: see `ksieve.core.sizes`."""
+    """Option that takes a count, also as 64k or 1M: see `ksieve.cli.sizes`."""
 
     def parse(value: str) -> int:
         try:

@@ -14,11 +14,11 @@ from ksieve.captures import CaptureWriter, import_scores, open_capture, write_fa
 from ksieve.captures.importers import load_array
 from ksieve.core import atomic
 from ksieve.core.policy import LINES_64, SamplingPolicy
-from ksieve.lab.bench import record
 from ksieve.lab.traces import replay
 from ksieve.lab.workloads.producers import write_synthetic
 from ksieve.planning import tuned
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.tune import record
 
 
 def save_capture(path):

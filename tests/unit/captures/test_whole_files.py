@@ -19,9 +19,9 @@ from ksieve.captures.writer import CaptureWriter, write_factors
 from ksieve.core import atomic
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import LINES_64
-from ksieve.lab.bench import record
 from ksieve.lab.report import figures
 from ksieve.lab.traces.replay import EXAMPLE
+from ksieve.planning.tune import record
 
 
 def names(folder: Path) -> list[str]:

@@ -25,9 +25,9 @@ from ksieve.core.errors import ArgumentError, WorkspaceError
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.files import stream
 from ksieve.lab import demo
-from ksieve.lab.bench.record import read_json
 from ksieve.lab.cli import app as cli
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.tune.record import read_json
 
 WIDTH, K = 50_000, 64
 LENGTHS = np.array([50_000, 40_000, 30, 0, -5, 60_000, 64, 49_999], np.int32)

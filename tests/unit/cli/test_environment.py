@@ -18,7 +18,7 @@ PASSED_ON = {"PATH", "PYTHONPATH", "CC"}
 NO_CONSTANTS = {
     "src/ksieve/backends/cpu/jit.py": {"NUMBA_NUM_THREADS", "NUMBA_OPT"},
     "src/ksieve/lab/bench/peers.py": {"FLASHINFER_TOPK_ALGO"},
-    "src/ksieve/lab/bench/variants.py": {"KSIEVE_TUNED"},
+    "src/ksieve/planning/tune/variants.py": {"KSIEVE_TUNED"},
     "scripts/engine_loaders.py": {"PYTHONPATH"},
 }
 """Modules that read names which are no constants, or look for some names among all, and these names."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ksieve.cli.sizes import parse_count, parse_shape
 from ksieve.core.errors import ArgumentError
-from ksieve.core.sizes import parse_count, parse_shape
 
 
 @pytest.mark.parametrize(

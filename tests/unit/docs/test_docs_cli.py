@@ -56,7 +56,8 @@ def test_every_command_and_option_explains_itself(tree: list[tuple[tuple[str, ..
 
 
 def test_the_readme_quotes_result_files(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksieve.lab.bench import cpu, record
+    from ksieve.lab.bench import cpu
+    from ksieve.planning.tune import record
 
     monkeypatch.setattr(generator, "ROOT", tmp_path)
     assert generator.benchmark_section(tmp_path) == ""
@@ -97,7 +98,7 @@ def gpu_payload(k: int, exact: bool = True) -> dict[str, Any]:
 
 
 def test_gpu_tables_quote_result_files(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksieve.lab.bench import record
+    from ksieve.planning.tune import record
 
     monkeypatch.setattr(generator, "ROOT", tmp_path)
     assert generator.benchmark_page(tmp_path) == ""
@@ -124,7 +125,7 @@ def test_gpu_tables_quote_result_files(generator: Any, tmp_path: Path, monkeypat
 
 
 def test_an_inexact_answer_reaches_no_table(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksieve.lab.bench import record
+    from ksieve.planning.tune import record
 
     monkeypatch.setattr(generator, "ROOT", tmp_path)
     record.write_json(tmp_path / "gpu-operator-k2048.json", gpu_payload(2048, exact=False))

@@ -8,11 +8,13 @@ import re
 import pytest
 
 from conftest import ROOT
-from ksieve.lab import tune, tune_prune, tune_table
-from ksieve.lab.bench import record
-from ksieve.lab.bench.variants import PLANNED
 from ksieve.planning import shapes, thresholds, tuned
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.tune import prune as tune_prune
+from ksieve.planning.tune import record
+from ksieve.planning.tune import run as tune
+from ksieve.planning.tune import table as tune_table
+from ksieve.planning.tune.variants import PLANNED
 
 FILES = [
     shapes.of_class(name, card) for name in shapes.CLASSES for card in shapes._read(name).get("measured", {"": {}})

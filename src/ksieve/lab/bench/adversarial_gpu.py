@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ksieve.core.policy import LINES_64, SamplingPolicy
-from ksieve.lab.bench.laws import CHUNK, blocks
+from ksieve.planning.tune.laws import CHUNK, blocks
 
 FAR = 60.0
 """Raises or lowers a standard normal score beyond all others."""

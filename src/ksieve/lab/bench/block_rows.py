@@ -20,10 +20,10 @@ from ksieve import api
 from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.lab import oracle
-from ksieve.lab.bench.tasks import POISON, VERIFY_BYTES
 from ksieve.lab.workloads.lengths import LENGTHS
 from ksieve.lab.workloads.producers import PRODUCERS
 from ksieve.planning.plan import Plan
+from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 
 EVERY = ("float32", "float16", "bfloat16")
 MOST = 4096

@@ -14,13 +14,14 @@ from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.lab import oracle
-from ksieve.lab.bench import block_rows, floor, glue, gpu, laws, record, scores, tasks, timing
+from ksieve.lab.bench import block_rows, floor, glue, gpu, scores
 from ksieve.lab.bench.glue import Steps
 from ksieve.lab.bench.gpu import Progress, Tell
-from ksieve.lab.bench.tasks import POISON, VERIFY_BYTES
-from ksieve.lab.bench.timing import Contender, Timing
-from ksieve.lab.bench.variants import compile_plans
 from ksieve.planning.plan import Plan
+from ksieve.planning.tune import laws, record, tasks, timing
+from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
+from ksieve.planning.tune.timing import Contender, Timing
+from ksieve.planning.tune.variants import compile_plans
 
 OWN, BARE, WRITE = "ksieve", "selection", "write"
 """The call; the same without forced entries, expansion and tail; a plain write of its output."""
@@ -130,7 +131,7 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`. Of every case: the times of all contenders and whether their answers
+        For `record.write_json`. Of every case: the times of all contenders and whether their answers
         were exact; ``of_floor`` of ours and of the selection, the plain read over it; ``of_parts``, our time over that
         of selection and write; ``times_faster``, the time of each contender around a selector over ours. ``verified``
         is what `ksieve.lab.bench.block_rows.verify_rows` returns, or None.

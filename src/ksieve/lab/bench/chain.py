@@ -13,16 +13,17 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ksieve.cli.sizes import parse_count
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
-from ksieve.core.sizes import parse_count
-from ksieve.lab.bench import floor, record, timing
+from ksieve.lab.bench import floor
 from ksieve.lab.bench.chain_selectors import NOT_STORED, Selector, Stage, selectors, without_matrix
-from ksieve.lab.bench.tasks import MEMORY, PITCH_BYTES, require_device
-from ksieve.lab.bench.timing import Contender, Timing
 from ksieve.lab.chain import producers
 from ksieve.lab.chain.producers import Produce
 from ksieve.lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
+from ksieve.planning.tune import record, timing
+from ksieve.planning.tune.tasks import MEMORY, PITCH_BYTES, require_device
+from ksieve.planning.tune.timing import Contender, Timing
 
 PAPER = {
     "245K": {
@@ -84,7 +85,7 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`.
+        For `record.write_json`.
 
     Raises
     ------

@@ -27,11 +27,12 @@ from ksieve.core.options import Options
 from ksieve.core.paths import unreadable
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
-from ksieve.lab.bench import aimed, contenders, record, startup
+from ksieve.lab.bench import aimed, contenders, startup
 from ksieve.lab.bench.contenders import ARGPARTITION, FLOOR, TORCH
 from ksieve.lab.workloads.adversarial import ADVERSARIAL
 from ksieve.lab.workloads.producers import find_producer
 from ksieve.planning.plan import Plan
+from ksieve.planning.tune import record
 
 F32 = NDArray[np.float32]
 Progress = Callable[[int, int], None]
@@ -99,7 +100,7 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`; `tables` formats it.
+        For `record.write_json`; `tables` formats it.
 
     Raises
     ------

@@ -19,15 +19,16 @@ from typing import Any
 from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab.bench import gpu, laws, record, scores, tasks, timing
+from ksieve.lab.bench import gpu, scores
 from ksieve.lab.bench.engine_calls import Inputs, indices
 from ksieve.lab.bench.engine_cases import LAST, LOST_BY, Case, Facts, Task, facts_of, in_order, label
 from ksieve.lab.bench.engine_switch import Replaced, line, without_folders
 from ksieve.lab.bench.gpu import Progress, Tell
-from ksieve.lab.bench.tasks import POISON, VERIFY_BYTES
-from ksieve.lab.bench.timing import Contender
-from ksieve.lab.bench.variants import compile_plans
 from ksieve.planning.plan import Plan
+from ksieve.planning.tune import laws, record, tasks, timing
+from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
+from ksieve.planning.tune.timing import Contender
+from ksieve.planning.tune.variants import compile_plans
 
 BEFORE, AFTER = "own", "ksieve"
 """The engine's own operator, and what is in its place afterwards."""
@@ -157,7 +158,7 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`. ``shapes``: every case with the times of both, whether their answers
+        For `record.write_json`. ``shapes``: every case with the times of both, whether their answers
         were exact, and the engine's time over that of ksieve. ``host``: microseconds of a call by operator. ``lost``:
         the call that lost the GPU context, whose it was, and its error; nothing was measured after it.
 

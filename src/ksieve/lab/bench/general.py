@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve.lab.bench import gpu, peers, record, scores, tasks
+from ksieve.lab.bench import gpu, peers, scores
 from ksieve.lab.bench.gpu import Ask, Progress, Tell
 from ksieve.lab.bench.shape_lists import GENERAL
-from ksieve.lab.bench.variants import PLANNED, compile_plans
+from ksieve.planning.tune import record, tasks
+from ksieve.planning.tune.variants import PLANNED, compile_plans
 
 RIVAL = "torch.topk"
 
@@ -50,7 +51,7 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`: every case with the time of ``torch.topk`` over that of ksieve, their
+        For `record.write_json`: every case with the time of ``torch.topk`` over that of ksieve, their
         geometric mean and least, and the cases in which ksieve is slower.
 
     Raises

@@ -12,12 +12,13 @@ from typing import Any
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.bench import floor, laws, peers, record, scores, tasks, timing
+from ksieve.lab.bench import floor, peers, scores
 from ksieve.lab.bench.shape_lists import OPERATOR
-from ksieve.lab.bench.tasks import Task
-from ksieve.lab.bench.timing import Timing
-from ksieve.lab.bench.variants import PLANNED, Variant, compile_plans
 from ksieve.planning.plan import Plan
+from ksieve.planning.tune import laws, record, tasks, timing
+from ksieve.planning.tune.tasks import Task
+from ksieve.planning.tune.timing import Timing
+from ksieve.planning.tune.variants import PLANNED, Variant, compile_plans
 
 Tell = Callable[[dict[str, Any]], None]
 Progress = Callable[[int, int], None]
@@ -100,7 +101,7 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`; a shape that does not fit into memory is listed with the reason.
+        For `record.write_json`; a shape that does not fit into memory is listed with the reason.
 
     Raises
     ------

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ksieve.core.errors import ArgumentError, KsieveError
-from ksieve.lab.bench.tasks import POISON, VERIFY_BYTES, Task
-from ksieve.lab.bench.timing import Contender
+from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES, Task
+from ksieve.planning.tune.timing import Contender
 
 PAGE = 64
 """Tokens per page of the page tables handed to paged selectors, as SGLang serves DeepSeek models."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from ksieve.core.errors import ArgumentError
 from ksieve.distributed import LINKS, Pairs, Shape, choose
-from ksieve.lab.bench import record
+from ksieve.planning.tune import record
 
 SHAPES = tuple((rows, width) for width in (131_072, 524_288, 1_048_576) for rows in (1, 64, 512, 8192))
 """Rows and width of whole rows."""
@@ -38,7 +38,7 @@ def predict(worlds: Sequence[int], measured: Sequence[Mapping[str, Any]], *, lin
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`. Microseconds, as in the measured files: of the shard alone, and what
+        For `record.write_json`. Microseconds, as in the measured files: of the shard alone, and what
         is added to it; and the rate of each GPU as a share of one GPU's that has whole rows.
 
     Raises

@@ -21,8 +21,9 @@ from ksieve.core.problem import Device, Problem
 from ksieve.distributed import Contiguous, Interleaved, Pairs, ShardPlan, fused, plan, topk
 from ksieve.distributed.agreement import distributed, gather
 from ksieve.distributed.layouts import Layout
-from ksieve.lab.bench import rank_rows, record
-from ksieve.lab.bench.timing import input_sets
+from ksieve.lab.bench import rank_rows
+from ksieve.planning.tune import record
+from ksieve.planning.tune.timing import input_sets
 
 SHAPES = ((1, 131_072), (16, 131_072), (64, 131_072))
 """Rows and width of whole rows in the default measurement."""
@@ -113,7 +114,7 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`; verdicts are those of the first rank. "seconds" has those of each
+        For `record.write_json`; verdicts are those of the first rank. "seconds" has those of each
         phase on this rank.
     """
     world, first = distributed().get_world_size(), distributed().get_rank() == 0

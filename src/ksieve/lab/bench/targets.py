@@ -20,9 +20,9 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
-from ksieve.lab.bench import record
-from ksieve.lab.bench.tasks import POISON
 from ksieve.planning.plan import Plan
+from ksieve.planning.tune import record
+from ksieve.planning.tune.tasks import POISON
 
 Choice = tuple[str | None, SamplingPolicy | str | None]
 """Family and policy that a plan is forced to; None leaves either to the planner."""
@@ -158,14 +158,14 @@ class Gpu:
     name = "cuda"
 
     def __init__(self) -> None:
-        from ksieve.lab.bench.tasks import require_device
+        from ksieve.planning.tune.tasks import require_device
 
         self.device = require_device()
 
     def scores(self, rows: int, width: int, lengths: NDArray[np.int32], source: str, seed: int) -> tuple[Any, Any]:
         """Make scores on the device; endpoint structure is relative to each row's length."""
-        from ksieve.lab.bench import tasks
         from ksieve.lab.bench.scores import source_of
+        from ksieve.planning.tune import tasks
 
         fill = source_of(source)
         made = tasks.allocate(rows, width, "float32", most=1)
@@ -181,8 +181,8 @@ class Gpu:
         """Time plans, peers and plain reads as ``ksieve bench gpu`` does; small inputs in copies, beyond L2."""
         from ksieve.lab.bench import gpu
         from ksieve.lab.bench.peers import available
-        from ksieve.lab.bench.tasks import Task
-        from ksieve.lab.bench.variants import Variant
+        from ksieve.planning.tune.tasks import Task
+        from ksieve.planning.tune.variants import Variant
 
         loaded, _ = available(peers)
         variants = [Variant(name, family, policy) for name, (family, policy) in choices.items()]
@@ -199,7 +199,7 @@ class Gpu:
         """Copy a host matrix into rows as long as the benches'."""
         import torch
 
-        from ksieve.lab.bench.tasks import pitch_of
+        from ksieve.planning.tune.tasks import pitch_of
 
         host = torch.from_numpy(np.ascontiguousarray(matrix))
         host = host.view(torch.bfloat16) if host.dtype is torch.uint16 else host
@@ -216,7 +216,7 @@ class Gpu:
         """Zeros in rows as long as the benches'."""
         import torch
 
-        from ksieve.lab.bench.tasks import pitch_of
+        from ksieve.planning.tune.tasks import pitch_of
 
         return torch.zeros(rows, pitch_of(width, 4), device="cuda")[:, :width]
 
@@ -231,8 +231,8 @@ def _copies(scores: Any) -> list[Any]:
     """The matrix, and as many copies of it as a graph should rotate through."""
     import torch
 
-    from ksieve.lab.bench import timing
-    from ksieve.lab.bench.tasks import MEMORY
+    from ksieve.planning.tune import timing
+    from ksieve.planning.tune.tasks import MEMORY
 
     rows, width = scores.shape
     size = rows * scores.stride(0) * scores.element_size()

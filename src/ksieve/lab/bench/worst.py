@@ -8,10 +8,11 @@ from typing import Any
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.lab.bench import adversarial_gpu as hard
-from ksieve.lab.bench import gpu, peers, record, scores, tasks
+from ksieve.lab.bench import gpu, peers, scores
 from ksieve.lab.bench.gpu import Ask, Progress, Tell
-from ksieve.lab.bench.tasks import Task
-from ksieve.lab.bench.variants import PLANNED, Variant
+from ksieve.planning.tune import record, tasks
+from ksieve.planning.tune.tasks import Task
+from ksieve.planning.tune.variants import PLANNED, Variant
 
 SHAPES = ((512, 131_072), (1024, 262_144), (512, 1_048_576), (4096, 65_536), (4096, 49_152), (4096, 16_384))
 """Enough rows to fill a device, over the widths at which the planner changes its mind."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from ksieve.captures.reader import reader
+from ksieve.cli import tune
 from ksieve.cli.app import SETTINGS, add, app, main
 from ksieve.files.scores import READERS
 from ksieve.lab.cli import (
@@ -21,7 +22,6 @@ from ksieve.lab.cli import (
     serving,
     study,
     synth,
-    tune,
 )
 
 __all__ = ["app", "main"]

@@ -8,9 +8,9 @@ import typer
 
 from ksieve.cli import exits, terminal
 from ksieve.cli.options import count
+from ksieve.cli.sizes import parse_shape
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve.core.sizes import parse_shape
 from ksieve.lab.cli import checks, gpu
 from ksieve.lab.cli.options import Figures, Out, Rounds, Seed
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import exits, terminal
+from ksieve.cli.sizes import parse_shape
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve.core.sizes import parse_shape
 from ksieve.lab.cli import checks, gpu
 from ksieve.lab.cli.options import K, Out, Rounds, Scores, Seed
 
@@ -59,9 +59,10 @@ def bench_engines(
     A call that loses the GPU context ends the measurement, and the exit code is not 0: see --last.
     Then the first call of fresh processes: with an empty cache, after ksieve build, and with a bundle.
     """
-    from ksieve.lab.bench import engine_cases, engine_switch, first_calls, record
+    from ksieve.lab.bench import engine_cases, engine_switch, first_calls
     from ksieve.lab.bench import engines as bench
-    from ksieve.lab.bench.tasks import require_device
+    from ksieve.planning.tune import record
+    from ksieve.planning.tune.tasks import require_device
 
     asked = checks.listed(dtypes)
     if not asked or set(asked) - set(SCORE_DTYPES):

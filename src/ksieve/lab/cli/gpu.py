@@ -9,9 +9,9 @@ from typing import Any
 
 from ksieve.cli import exits, files, terminal
 from ksieve.cli.options import Dtype
+from ksieve.cli.sizes import parse_shape
 from ksieve.core.errors import ArgumentError
 from ksieve.core.paths import read_utf8
-from ksieve.core.sizes import parse_shape
 from ksieve.lab.cli import checks
 from ksieve.lab.cli.options import (
     Element,
@@ -130,7 +130,7 @@ def _measure(
     figures: Path | None,
 ) -> None:
     from ksieve.lab.bench import gpu
-    from ksieve.lab.bench.variants import variants_of
+    from ksieve.planning.tune.variants import variants_of
 
     text = variants
     if variants is not None and not variants.lstrip().startswith("["):
@@ -280,7 +280,7 @@ def ready(figures: Path | None) -> None:
 
 def finish(path: Path | None, payload: dict[str, Any], figures: Path | None) -> None:
     """Write the result file and draw the figures that were asked for, and say where they are."""
-    from ksieve.lab.bench import record
+    from ksieve.planning.tune import record
 
     if path is not None:
         terminal.say(f"written: {_short(record.write_json(path.absolute(), payload))}")

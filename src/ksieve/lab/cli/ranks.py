@@ -8,9 +8,9 @@ import typer
 
 from ksieve.cli import exits, terminal
 from ksieve.cli.options import count
+from ksieve.cli.sizes import parse_shape
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve.core.sizes import parse_shape
 from ksieve.lab.cli import checks, gpu
 from ksieve.lab.cli.options import K, Out, Rounds, Seed
 
@@ -125,7 +125,8 @@ def _shapes(name: str, text: str) -> list[tuple[int, int]]:
 
 def _predict(worlds: str, out: str | None) -> None:
     """Write, or print, what more GPUs are predicted to take."""
-    from ksieve.lab.bench import rank_model, record
+    from ksieve.lab.bench import rank_model
+    from ksieve.planning.tune import record
 
     listed = checks.listed(worlds)
     if not listed or not all(text.isascii() and text.isdigit() and int(text) for text in listed):

@@ -154,8 +154,8 @@ def calibrate(
     costs. The other half is selected with the policy, and its routes are compared with the prediction. Pass the policy
     file as policy="policy.json" to ksieve.plan and ksieve.topk, or to ksieve select --policy.
     """
-    from ksieve.lab.bench import record
     from ksieve.lab.study import calibrate as calibration
+    from ksieve.planning.tune import record
 
     target = files.target("--out", out, "policy.json", (".json",))
     result_target = _result_target(result, "calibration.json")

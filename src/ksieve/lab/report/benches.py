@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ksieve.lab.bench.scores import lengths_text
-from ksieve.lab.bench.variants import PLANNED
 from ksieve.lab.report import figures
+from ksieve.planning.tune.variants import PLANNED
 
 OWN = PLANNED.name
 PLAIN = "plain"
@@ -56,7 +56,7 @@ def draw(payload: Mapping[str, Any], folder: Path, stem: str) -> list[Path]:
     Parameters
     ----------
     payload : mapping
-        As `ksieve.lab.bench.record.read_json` gives it.
+        As `ksieve.planning.tune.record.read_json` gives it.
     folder : Path
         Made as needed.
     stem : str

@@ -22,7 +22,6 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
 from ksieve.core.text import plain
-from ksieve.lab.bench import record
 from ksieve.lab.study.costs import DeviceCost, find_cost
 from ksieve.lab.study.measure import KEPT
 from ksieve.lab.study.predict import (
@@ -44,6 +43,7 @@ from ksieve.lab.study.run import check_device, suggested_k
 from ksieve.lab.study.views import statistics_sizes
 from ksieve.lab.traffic import Traffic, check_traffic, expected_traffic
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.tune import record
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

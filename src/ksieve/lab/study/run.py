@@ -11,13 +11,13 @@ from ksieve.core import atomic
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
-from ksieve.lab.bench import record
 from ksieve.lab.study.compare import compare
 from ksieve.lab.study.measure import pooled_ranks, study_capture
 from ksieve.lab.study.ranked import DEVICES, require_cuda
 from ksieve.lab.study.rows import ROWS, eligible_rows
 from ksieve.lab.study.verdict import least_length, overall
 from ksieve.planning.devices import resolve_device
+from ksieve.planning.tune import record
 
 
 def suggested_k(captures: Sequence[Capture], k: int | None) -> int:

@@ -26,9 +26,9 @@ from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path, read_utf8, unreadable
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.text import parse_json
-from ksieve.lab.bench import record
 from ksieve.lab.bench.targets import DISTRIBUTIONS, Machine, machine_of
 from ksieve.lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
+from ksieve.planning.tune import record
 
 FORMAT_KEY, FORMAT_VERSION = "ksieve_trace", 1
 REQUEST_FIELDS = ("prompt", "step_tokens", "budget_bytes", "decode_steps", "batch")
@@ -206,7 +206,7 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`: ``calls`` in order, and sums over all, by phase and by step.
+        For `record.write_json`: ``calls`` in order, and sums over all, by phase and by step.
 
     Raises
     ------

@@ -10,12 +10,12 @@ from typing import Any
 
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import LINES_128
-from ksieve.lab.bench import record
 from ksieve.lab.bench.ablation import activation, steps
 from ksieve.lab.bench.ablation.paper import PAPER
 from ksieve.lab.bench.chain import prompt_of, terminal_step
 from ksieve.lab.bench.targets import Choice, Gpu, Machine, machine_of
 from ksieve.lab.traces.serving import BUDGET_BYTES, STEP_TOKENS, Invocation
+from ksieve.planning.tune import record
 
 PARTS = tuple(PAPER)
 """margin, stride, rescue, proposal, activation."""
@@ -74,7 +74,7 @@ def run(
     Returns
     -------
     dict
-        For `ksieve.lab.bench.record.write_json`; the paper's findings are in ``results["paper"]``.
+        For `record.write_json`; the paper's findings are in ``results["paper"]``.
 
     Raises
     ------

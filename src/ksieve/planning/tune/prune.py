@@ -12,13 +12,13 @@ from typing import Any
 from ksieve.core.arrays import Device
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import Problem
-from ksieve.lab.bench.variants import planned_with
-from ksieve.lab.tune import Progress, Target, unfit
-from ksieve.lab.tune_table import Entry, Parts
 from ksieve.planning import choose, cuda, explain, shapes, tuned
 from ksieve.planning.length_bins import launches
 from ksieve.planning.plan import Plan
 from ksieve.planning.thresholds import LINES_RANK, SPLITS
+from ksieve.planning.tune.run import Progress, Target, unfit
+from ksieve.planning.tune.table import Entry, Parts
+from ksieve.planning.tune.variants import planned_with
 
 ASKED = (
     PLAIN, Options(windows="ends"), Options(order="value"), Options(tie_break="low"),

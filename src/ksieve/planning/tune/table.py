@@ -1,4 +1,4 @@
-"""From the times of `ksieve.lab.tune` to the entries of a file: which candidate wins, and for how many rows."""
+"""From the times of `ksieve tune` to the entries of a file: which candidate wins, and for how many rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
 
-from ksieve.lab.tune import STREAM_WAVES, WIDER, Results, Target, Times, best_of, resident_width
 from ksieve.planning import shapes, tuned
 from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.thresholds import LINES_RANK, SPLITS
+from ksieve.planning.tune.run import STREAM_WAVES, WIDER, Results, Target, Times, best_of, resident_width
 
 KEPT = (
     "threads", "ctas_per_sm", "resident_width", "ctas_per_row", "overflow_vectors", "plain", "fewest_rows", "most_rows",

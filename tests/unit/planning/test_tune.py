@@ -15,11 +15,13 @@ from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab import tune, tune_prune, tune_table
-from ksieve.lab.bench import tasks
-from ksieve.lab.bench.variants import PLANNED, variants_of
 from ksieve.planning import shapes, tuned
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.tune import prune as tune_prune
+from ksieve.planning.tune import run as tune
+from ksieve.planning.tune import table as tune_table
+from ksieve.planning.tune import tasks
+from ksieve.planning.tune.variants import PLANNED, variants_of
 
 H100 = DEVICES["h100"]
 

@@ -13,14 +13,14 @@ import typer
 from ksieve._version import __version__
 from ksieve.cli import files, terminal
 from ksieve.cli.options import Dtype, checked, choice, count, flag
+from ksieve.cli.sizes import parse_shape
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import read_utf8
 from ksieve.core.problem import check_k
-from ksieve.core.sizes import parse_shape
 from ksieve.core.text import parse_json
 
 if TYPE_CHECKING:
-    from ksieve.lab.tune import Target
+    from ksieve.planning.tune.run import Target
 
 QUICK_SHAPES = 24
 QUICK_SECONDS = 120.0
@@ -67,10 +67,11 @@ def tune(
     goes on from there.
     What was not measured, or not in time, stays as shipped.
     """
-    from ksieve.lab import tune as tuning
-    from ksieve.lab import tune_prune, tune_table
-    from ksieve.lab.bench import record, tasks
     from ksieve.planning import tuned
+    from ksieve.planning.tune import prune as tune_prune
+    from ksieve.planning.tune import record, tasks
+    from ksieve.planning.tune import run as tuning
+    from ksieve.planning.tune import table as tune_table
 
     os.environ[tuned.VARIABLE] = "off"  # measured are the shipped shapes and all others, not those of an earlier file
     if minutes is not None and not 0 < minutes <= 600:
@@ -152,7 +153,7 @@ def _facts(target: Target) -> dict[str, Any]:
 
 def _state(path: Path, now: dict[str, Any]) -> dict[str, Any]:
     """Results of a run that stopped, if its settings and its commit are those of now: then so are its candidates."""
-    from ksieve.lab.bench import record
+    from ksieve.planning.tune import record
 
     try:
         found = record.read_json(path)

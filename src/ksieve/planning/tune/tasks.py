@@ -9,10 +9,10 @@ from typing import Any
 from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
-from ksieve.lab.bench import timing
-from ksieve.lab.bench.timing import Contender
-from ksieve.lab.bench.variants import PLANNED, Variant
 from ksieve.planning.plan import Plan
+from ksieve.planning.tune import timing
+from ksieve.planning.tune.timing import Contender
+from ksieve.planning.tune.variants import PLANNED, Variant
 
 POISON = 0x7F7F7F7F
 VERIFY_BYTES = 4 << 30

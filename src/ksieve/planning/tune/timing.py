@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ksieve.lab.bench import record
+from ksieve.planning.tune import record
 
 COLD_FACTOR = 2.5
 """Bytes that lie between two uses of an input, in units of the L2 size."""

@@ -5,8 +5,8 @@
 2. All kernels are compiled first, on all processors; those that spill registers are left out.
 3. `run` times the candidates of each question in one process, on the same inputs, and verifies their answers. Results
    are kept after each question, so that an interrupted run goes on where it stopped.
-4. `ksieve.lab.tune_table` turns the winners into entries, each with its time, what came second, and by how much.
-   `ksieve.lab.tune_prune` leaves out those that decide no plan.
+4. `ksieve.planning.tune.table` turns the winners into entries, each with its time, what came second, and by how much.
+   `ksieve.planning.tune.prune` leaves out those that decide no plan.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab.bench import laws, tasks, timing
-from ksieve.lab.bench.variants import PLANNED, Variant, compile_plans
 from ksieve.planning import tuned
 from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.thresholds import SEGMENT, SPLITS
+from ksieve.planning.tune import laws, tasks, timing
+from ksieve.planning.tune.variants import PLANNED, Variant, compile_plans
 
 if TYPE_CHECKING:
     from ksieve.backends.cuda.jit.spec import KernelSpec
@@ -331,7 +331,7 @@ def about(target: Target, facts: Mapping[str, Any]) -> dict[str, Any]:
     ----------
     target : Target
     facts : dict
-        From `ksieve.lab.bench.record.environment`.
+        From `ksieve.planning.tune.record.environment`.
     """
     cards = (facts.get("gpu") or {}).get("devices") or [{}]
     return {

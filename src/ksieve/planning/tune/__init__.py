@@ -1,0 +1,1 @@
+"""Launch shapes measured on the user's GPU: `ksieve tune`."""
