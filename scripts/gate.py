@@ -36,7 +36,7 @@ NAMES = (
 MODULES = {name: name for name in NAMES.split()}
 """Name of a public module in the frozen file -> its name today, to be changed when the module moves."""
 
-OPERATORS = "ksieve.torch_ops"  # the module that registers the PyTorch operators
+OPERATORS = "ksieve.frontends.torch.ops"  # the module that registers the PyTorch operators
 ROWS = (1, 2, 7, 16, 64, 132, 512, 1024, 4096, 65536)
 WIDTHS = (1, 100, 2048, 4096, 8192, 16384, 32768, 60000, 131072, 262144, 1048576, 4194304)
 KS = (1, 64, 512, 2048, 16384)

@@ -26,7 +26,7 @@ else:
     settings.load_profile("ksieve")
 
 SEED = 0x1CEB00DA
-"""Of the CPU backend's guesses (`ksieve.core.guess`)."""
+"""Of the CPU backend's guesses (`ksieve.model.guess`)."""
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -311,7 +311,7 @@ def topk(
         torch = sys.modules.get("torch")
     if torch is None or not torch.compiler.is_compiling() or not isinstance(scores, torch.Tensor):
         if "jax" in sys.modules and _traced_by_jax(scores, lengths, k, num_rows, out, *options.values()):
-            from ksieve import jax_ops
+            from ksieve.frontends.jax import ops as jax_ops
 
             return jax_ops.traced(
                 scores, lengths, k, plan=plan, policy=policy, backend=backend, out=out, workspace=workspace,
@@ -324,7 +324,7 @@ def topk(
         except TransformedTensorError:  # found by the checks, so that other calls need not look for one
             if not isinstance(scores, torch.Tensor):
                 raise
-    from ksieve import torch_ops
+    from ksieve.frontends.torch import ops as torch_ops
 
     if scores.dim() != 2 and torch.compiler.is_compiling():
         takes = "a matrix while tracing: scores.reshape(-1, scores.shape[-1])"

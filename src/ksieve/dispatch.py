@@ -1,6 +1,7 @@
 """Dispatch of a call: checks its arguments, chooses or checks its plan, and hands both to a backend.
 
-`ksieve.topk` and the operators of `ksieve.torch_ops` both end here. No thresholds and no device code live here.
+`ksieve.topk` and the operators of `ksieve.frontends.torch.ops` both end here. No thresholds and no device code live
+here.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _carries_gradient(call: Call) -> bool:
 
     Values that are written to a given tensor carry none, which is said once; one that requires grad is refused.
     """
-    from ksieve.core import gradients
+    from ksieve.frontends.torch import gradients
 
     values, scores = call.arrays.get("values_out"), call.arrays["scores"]
     if values is None:
@@ -146,14 +147,14 @@ def _carries_gradient(call: Call) -> bool:
 
 def _of_positions(asked: Problem) -> Problem:
     """Problem of the call that selects the positions at which values with a gradient are gathered."""
-    from ksieve.core import gradients
+    from ksieve.frontends.torch import gradients
 
     return replace(asked, options=gradients.positions_only(asked.options))
 
 
 def _with_values(call: Call, result: Any) -> Any:
     """Result of `topk` with values that carry a gradient, from that of the call that selects the positions."""
-    from ksieve.core import gradients
+    from ksieve.frontends.torch import gradients
 
     options = call.problem.options
     indices, *more = result if isinstance(result, tuple) else (result,)

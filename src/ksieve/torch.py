@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from ksieve import api
-from ksieve.core import gradients
 from ksieve.core.problem import MAX_K, MAX_SIZE
-from ksieve.torch_select import SCORES, dense
+from ksieve.frontends.torch import gradients
+from ksieve.frontends.torch.select import SCORES, dense
 
 __all__ = ["topk"]
 

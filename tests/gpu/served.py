@@ -16,11 +16,11 @@ import ksieve
 from gpu import runner
 from gpu.runner import GUARD, Guarded
 from gpu.variants import Variant
-from ksieve.core import arguments, entries, gathering
+from ksieve.core import arguments, entries
 from ksieve.core.options import Options, dtype_text
 from ksieve.core.stats import Stats
 from ksieve.lab import oracle
-from ksieve.model import reference
+from ksieve.model import gathering, reference
 from ksieve.planning.plan import Plan
 
 JUDGED = ("starts", "ends", "index_base", "next_n", "largest", "nan", "sorted", "tie_break")

@@ -96,7 +96,7 @@ def test_torch_export(problem):
 
 
 def test_operator_check(problem):
-    import ksieve.torch_ops  # noqa: F401
+    import ksieve.frontends.torch.ops  # noqa: F401
 
     scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
     torch.library.opcheck(torch.ops.ksieve.topk.default, (scores, lengths, K), test_utils="test_faketensor")

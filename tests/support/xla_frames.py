@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from ksieve import jax_ffi
+from ksieve.frontends.jax import ffi as jax_ffi
 
 NUMBERS = {name: number for number, name in jax_ffi.DTYPES.items()}
 

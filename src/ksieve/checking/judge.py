@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from ksieve.checking import entries
 from ksieve.checking.ops import BEST
 from ksieve.checking.verdict import Finding, Reason, Verdict, explain
-from ksieve.core.entries import bounds, entries_of
-from ksieve.core.gathering import Gathered, gather
+from ksieve.core.entries import bounds
 from ksieve.core.keys import NAN_LEVEL, widen
 from ksieve.core.options import Options
+from ksieve.model.gathering import Gathered, gather
+from ksieve.model.pooling import entries_of
 
 I64 = NDArray[np.int64]
 

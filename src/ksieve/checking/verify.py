@@ -17,10 +17,10 @@ from ksieve.checking.verdict import Verdict
 from ksieve.core import arguments, problem
 from ksieve.core.arrays import is_array
 from ksieve.core.errors import ArgumentError, kind_of, refuse_at_exit, shown
-from ksieve.core.gathering import positions_of
 from ksieve.core.leading import of_rows
 from ksieve.core.options import INTEGERS, Force, IndexBase, Nan, Options, TieBreak
 from ksieve.core.problem import Shape
+from ksieve.model.gathering import positions_of
 
 BLOCK_BYTES = 64 << 20
 """Default bound on score bytes in memory at a time."""

@@ -43,7 +43,7 @@ class Finish:
     page_table : ndarray of int32, shape (requests, max_pages), or None
     row_to_request, offsets : ndarray of int32, shape (rows,), or None
     places : ndarray of int32, shape (rows, width), or None
-        Position of each score, in place of its index (`ksieve.core.gathering`).
+        Position of each score, in place of its index (`ksieve.model.gathering`).
     counts : ndarray of int32, shape (rows,), or None
         Receives the number of used slots.
     """

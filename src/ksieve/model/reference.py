@@ -15,8 +15,8 @@ Storage is part of the model. A backend stores at most `capacity` candidates. On
 frontier that does not fit, one exact digit narrower (`Stats.scans` counts it). If all scores of that frontier are
 equal, any k stored members suffice (`capacity` >= k) and no scan follows, except with a tie-break: one more scan then
 collects the members that were not stored. The CPU backend drops the worst candidates when its storage is full and
-guesses its cutoffs (`ksieve.core.guess`), so that it reads a row fewer times; `_kept_scans` counts those reads, and all
-other numbers are the same.
+guesses its cutoffs (`ksieve.model.guess`), so that it reads a row fewer times; `_kept_scans` counts those reads, and
+all other numbers are the same.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.core.guess import BLOCK, MOST_GUESSES, cutoff
 from ksieve.core.keys import BIN_CUTOFF_KEY, COARSE_BINS, NAN_KEY, coarse_bin, digit, order_key, widen
 from ksieve.core.options import PLAIN, Options, TieBreak
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.ranking import ranked
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
 from ksieve.core.windows import windows
+from ksieve.model.guess import BLOCK, MOST_GUESSES, cutoff
 
 I64 = NDArray[np.int64]
 U32 = NDArray[np.uint32]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ksieve.core.device import DeviceInfo
 from ksieve.core.entries import selected
 from ksieve.core.errors import ArgumentError, shown
-from ksieve.core.guess import LARGEST_STRIDE, rank_of
 from ksieve.core.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
+from ksieve.model.guess import LARGEST_STRIDE, rank_of
 from ksieve.planning.plan import Plan
 
 

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from ksieve import jax_ffi
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.jax_ffi import Buffer, Handler, XlaError
+from ksieve.frontends.jax import ffi as jax_ffi
+from ksieve.frontends.jax.ffi import Buffer, Handler, XlaError
 from xla_frames import FakeXla
 
 ARRAYS = [np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.zeros((), np.int32), np.zeros((0, 5), np.uint16)]

@@ -16,7 +16,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import ksieve  # noqa: E402
 from cuda_fakes import FakeDriver, make_plan  # noqa: E402
-from ksieve import dispatch, jax_ops  # noqa: E402
+from ksieve import dispatch  # noqa: E402
 from ksieve.backends import cuda  # noqa: E402
 from ksieve.backends.cuda import call as cuda_call  # noqa: E402
 from ksieve.backends.cuda.jit import cache  # noqa: E402
@@ -24,7 +24,8 @@ from ksieve.backends.cuda.jit.compile import Cubin  # noqa: E402
 from ksieve.backends.cuda.runtime import driver as cuda_driver  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
-from ksieve.jax_ffi import Handler  # noqa: E402
+from ksieve.frontends.jax import ops as jax_ops  # noqa: E402
+from ksieve.frontends.jax.ffi import Handler  # noqa: E402
 from ksieve.lab.oracle import assert_exact  # noqa: E402
 from ksieve.planning import memory  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ksieve  # noqa: E402
-from ksieve import torch_ops  # noqa: E402
+from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
 
 K, ROWS, WIDTH = 8, 4, 48
 

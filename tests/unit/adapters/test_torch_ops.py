@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ksieve  # noqa: E402
-from ksieve import torch_ops  # noqa: E402
 from ksieve.core.errors import ArgumentError  # noqa: E402
+from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 
 K = 8

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ksieve.torch  # noqa: E402
-from ksieve import torch_ops  # noqa: E402
+from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
 from torch_cases import assert_alike, numbers, strided  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

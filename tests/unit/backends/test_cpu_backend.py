@@ -19,11 +19,11 @@ import ksieve
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
 from conftest import SEED
 from ksieve.backends.cpu import runner as cpu
-from ksieve.core import guess
 from ksieve.core.keys import order_key
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route
 from ksieve.lab.oracle import assert_exact
+from ksieve.model import guess
 
 CAPACITIES = (1, 3000, 1 << 40)
 """Candidates of the model: as few as allowed (k), a few, all. `make_plan` raises them to k."""
@@ -483,7 +483,7 @@ def test_parts_of_the_scratch_memory_do_not_overlap():
     from ksieve.backends.cpu import kernels, scratch
     from ksieve.backends.cpu.jit import numba
     from ksieve.backends.cpu.simd import HIST_BINS, TILE
-    from ksieve.core.guess import BLOCK
+    from ksieve.model.guess import BLOCK
 
     room = 1000
 

@@ -11,8 +11,8 @@ import ksieve
 from ksieve.backends.cpu import kernels, scratch
 from ksieve.backends.cpu.sieve import tighten
 from ksieve.backends.cpu.ties import emit_last_of_row
-from ksieve.core.guess import BLOCK
 from ksieve.core.keys import order_key
+from ksieve.model.guess import BLOCK
 
 pytestmark = pytest.mark.extended
 

@@ -12,8 +12,8 @@ import pytest
 
 import ksieve
 from ksieve.backends.cpu import runner
-from ksieve.core import guess
 from ksieve.lab.bench import aimed
+from ksieve.model import guess
 
 MOST = 6
 """Times a random row's work that contract line C21 allows any row."""

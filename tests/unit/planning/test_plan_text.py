@@ -11,7 +11,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.planning.devices import DEVICES
 
 torch = pytest.importorskip("torch")
-from ksieve import torch_ops  # noqa: E402
+from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
 
 PLANS = {
     "cpu": {"rows": 4, "width": 3000, "k": 64},

@@ -29,9 +29,9 @@ from ksieve.backends.cpu.simd import (
     u32s,
     valid_mask,
 )
-from ksieve.core.guess import BLOCK
 from ksieve.core.keys import DIGIT_SHIFTS
 from ksieve.core.stats import STATS_COLUMNS, Route
+from ksieve.model.guess import BLOCK
 
 # Routes and columns as plain ints: Numba compiles globals into the machine code as constants.
 CERTIFIED, RESCUED = int(Route.CERTIFIED), int(Route.RESCUED)

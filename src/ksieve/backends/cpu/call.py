@@ -23,12 +23,13 @@ from ksieve.core import entries, problem
 from ksieve.core.arrays import check_jax_int64
 from ksieve.core.call import NUMBERS, OUTPUTS, Call
 from ksieve.core.entries import I64
-from ksieve.core.gathering import gather, positions_of
 from ksieve.core.stats import Stats
 from ksieve.core.windows import windows
 from ksieve.model import reference
 from ksieve.model.entries import arrange, values_of
 from ksieve.model.epilogue import Finish
+from ksieve.model.gathering import gather, positions_of
+from ksieve.model.pooling import entries_of
 from ksieve.planning.plan import Plan
 
 
@@ -126,7 +127,7 @@ def _with_entries(
     compiled: dict[str, Any] = (
         {} if model else {"gather": partial(run_gathering, plan), "pooled": partial(run_pooling, plan)}
     )
-    found = entries.entries_of(
+    found = entries_of(
         options, matrix[:live], begin[:live], length[:live], None if tails is None else tails[:live],
         positions=None if positions is None else positions[:live], **compiled,
     )  # fmt: skip

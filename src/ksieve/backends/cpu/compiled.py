@@ -25,7 +25,8 @@ import numpy as np
 from ksieve._version import __version__
 from ksieve.backends.code_cache import Code, Store, say_once
 from ksieve.backends.cpu.jit import OPTIONS, numba
-from ksieve.core import guess, keys, policy, stats
+from ksieve.core import keys, policy, stats
+from ksieve.model import guess
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _log = logging.getLogger(__name__)

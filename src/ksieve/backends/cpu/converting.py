@@ -30,8 +30,8 @@ from ksieve.backends.cpu.simd import (
     smaller,
     u32s,
 )
-from ksieve.core.guess import BLOCK
 from ksieve.core.ranking import RANKINGS, Ranking
+from ksieve.model.guess import BLOCK
 
 types = numba.types
 

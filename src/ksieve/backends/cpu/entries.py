@@ -1,4 +1,4 @@
-"""The compiled forms of `ksieve.core.entries.pool` and `ksieve.model.entries.arrange`."""
+"""The compiled forms of `ksieve.model.pooling.pool` and `ksieve.model.entries.arrange`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from ksieve.backends.cpu.simd import (
     tile_of,
     u32s,
 )
-from ksieve.core.guess import BLOCK
 from ksieve.core.keys import NAN_KEY
+from ksieve.model.guess import BLOCK
 
 _BEST = 4 * (TILE + BLOCK)
 _SPARE = _BEST + 4 * TILE

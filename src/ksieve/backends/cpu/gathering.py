@@ -1,4 +1,4 @@
-"""The compiled form of `ksieve.core.gathering`: scores that have a position, gathered into plain rows."""
+"""The compiled form of `ksieve.model.gathering`: scores that have a position, gathered into plain rows."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ from ksieve.backends.cpu.simd import (
     u32s,
     valid_mask,
 )
-from ksieve.core.guess import BLOCK
 from ksieve.core.ranking import Ranking
+from ksieve.model.guess import BLOCK
 
 
 @entry

@@ -9,7 +9,7 @@ Steps of `select_rows`, per row of L > k valid scores:
 3. Refine (`kth`, `emit`): the exact k-th key of the stored ones, then all better candidates and enough ties.
 
 Storage is bounded for any data. When it is full, a tighter cutoff is guessed from a sample that depends on the call's
-seed (`ksieve.core.guess`). If that does not make enough room, the best candidates are kept and only better scores pass
+seed (`ksieve.model.guess`). If that does not make enough room, the best candidates are kept and only better scores pass
 from then on. No frontier is therefore scanned again. `Stats.scans` counts the reads of a row as they happen, and the
 model counts the same reads (`ksieve.model.reference`).
 
@@ -50,9 +50,9 @@ from ksieve.backends.cpu.sieve import sieve
 from ksieve.backends.cpu.simd import TILE, Int, call, i32s, i64s, jit, larger, smaller, store_i32, u32s
 from ksieve.backends.cpu.ties import emit_last
 from ksieve.backends.cpu.views import guess_cutoff, offset, sample_keys, view_size
-from ksieve.core.guess import BLOCK, MOST_GUESSES
 from ksieve.core.keys import NAN_KEY
 from ksieve.core.policy import SamplingPolicy
+from ksieve.model.guess import BLOCK, MOST_GUESSES
 
 
 @jit
@@ -233,7 +233,7 @@ def select_rows(
     room
         Candidates stored per worker: the largest length, or at least 2 k and twice the largest sample rank.
     seed
-        Seed of the guesses (`ksieve.core.guess`), not negative; no answer depends on it.
+        Seed of the guesses (`ksieve.model.guess`), not negative; no answer depends on it.
     raw
         Address of int32 (rows, 16), which receives the statistics; 0 for none.
     accounting, ending

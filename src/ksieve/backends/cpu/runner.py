@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 
 from ksieve.backends.cpu.rows import ABSENT, Placed, address_of, by_group, placed
 from ksieve.backends.cpu.sharing import Work, share
-from ksieve.core import gathering
 from ksieve.core.arrays import dtype_name
 from ksieve.core.entries import Blocks, Entries, Forced
-from ksieve.core.gathering import Gathered
-from ksieve.core.guess import fresh_seed
 from ksieve.core.keys import BIN_CUTOFF_KEY
 from ksieve.core.options import Options
 from ksieve.core.policy import PEAK, SamplingPolicy
 from ksieve.core.ranking import Ranking
 from ksieve.core.stats import STATS_COLUMNS, Stats
-from ksieve.model import reference
+from ksieve.model import gathering, reference
 from ksieve.model.epilogue import Finish, filled
+from ksieve.model.gathering import Gathered
+from ksieve.model.guess import fresh_seed
 from ksieve.planning.cpu import least_capacity
 from ksieve.planning.plan import Plan
 
@@ -175,7 +174,7 @@ def run_gathering(
     lengths: NDArray[np.int64],
     by_position: bool,
 ) -> Gathered:
-    """Gather the scores that have a position: `ksieve.core.gathering.gather`, compiled and spread over threads."""
+    """Gather the scores that have a position: `ksieve.model.gathering.gather`, compiled and spread over threads."""
     from ksieve.backends.cpu.compiled import prepare
     from ksieve.backends.cpu.finishing import bytes_needed
     from ksieve.backends.cpu.gathering import gather_rows
@@ -199,7 +198,7 @@ def run_gathering(
 
 
 def run_pooling(plan: Plan, scores: NDArray[Any], blocks: Blocks, ranking: Ranking) -> NDArray[Any]:
-    """Return the best score of each block: `ksieve.core.entries.pool`, compiled and spread over threads."""
+    """Return the best score of each block: `ksieve.model.pooling.pool`, compiled and spread over threads."""
     from ksieve.backends.cpu.compiled import prepare
     from ksieve.backends.cpu.entries import POOLING_BYTES, pool_rows
 

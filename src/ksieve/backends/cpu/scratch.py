@@ -6,8 +6,8 @@ Kernels take its address. Its parts lie at these distances from there, in bytes.
 from __future__ import annotations
 
 from ksieve.backends.cpu.simd import HIST_BINS, TILE, Int, jit
-from ksieve.core.guess import BLOCK
 from ksieve.core.stats import STATS_COLUMNS
+from ksieve.model.guess import BLOCK
 
 BATCH = 512
 """Samples fetched at a time."""

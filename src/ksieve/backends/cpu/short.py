@@ -23,8 +23,8 @@ from ksieve.backends.cpu.simd import (
     store_i32,
     u32s,
 )
-from ksieve.core.guess import BLOCK
 from ksieve.core.keys import NAN_KEY
+from ksieve.model.guess import BLOCK
 
 
 @jit

@@ -30,7 +30,7 @@ from ksieve.backends.cpu.simd import (
     valid_mask,
 )
 from ksieve.backends.cpu.views import guess_cutoff
-from ksieve.core.guess import BLOCK
+from ksieve.model.guess import BLOCK
 
 
 @kernel

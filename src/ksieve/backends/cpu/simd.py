@@ -15,8 +15,8 @@ import numpy as np
 from llvmlite import ir
 
 from ksieve.backends.cpu.jit import OPTIONS, numba
-from ksieve.core.guess import BLOCK  # one bit each of a 64-bit mask
 from ksieve.core.keys import NAN_KEY
+from ksieve.model.guess import BLOCK  # one bit each of a 64-bit mask
 
 extending, types = numba.extending, numba.types
 

@@ -26,7 +26,7 @@ from ksieve.backends.cpu.simd import (
     u32s,
     valid_mask,
 )
-from ksieve.core.guess import BLOCK
+from ksieve.model.guess import BLOCK
 
 
 @kernel

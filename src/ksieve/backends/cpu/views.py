@@ -1,4 +1,4 @@
-"""Sampling of a row before its scan: at the policy's positions, and at those of a guess (`ksieve.core.guess`)."""
+"""Sampling of a row before its scan: at the policy's positions, and at those of a guess (`ksieve.model.guess`)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ksieve.backends.cpu.simd import (
     store_u16,
     u32s,
 )
-from ksieve.core import guess
-from ksieve.core.guess import BLOCK, MOST_GUESSES
 from ksieve.core.keys import NAN_KEY
 from ksieve.core.policy import JITTER_MIX, JITTER_PERIOD, JITTER_ROW, JITTER_SHIFT
+from ksieve.model import guess
+from ksieve.model.guess import BLOCK, MOST_GUESSES
 
 _stride_of, _rank_of = jit(guess.stride_of), jit(guess.rank_of)
 _GOLDEN, _MIX_1, _MIX_2 = np.uint64(guess.GOLDEN), np.uint64(guess.MIX_1), np.uint64(guess.MIX_2)
@@ -34,7 +34,7 @@ _GOLDEN, _MIX_1, _MIX_2 = np.uint64(guess.GOLDEN), np.uint64(guess.MIX_1), np.ui
 
 @jit
 def mixed(word: Word) -> Word:
-    """`ksieve.core.guess.mixed`."""
+    """`ksieve.model.guess.mixed`."""
     word = (word ^ (word >> np.uint64(30))) * _MIX_1
     word = (word ^ (word >> np.uint64(27))) * _MIX_2
     return word ^ (word >> np.uint64(31))
@@ -42,7 +42,7 @@ def mixed(word: Word) -> Word:
 
 @jit
 def state_of(seed: Int, row_id: Int, attempt: Int) -> Word:
-    """`ksieve.core.guess.state_of`."""
+    """`ksieve.model.guess.state_of`."""
     number = np.uint64(row_id * MOST_GUESSES + attempt + 1)
     return mixed(np.uint64(seed) + number * _GOLDEN) | np.uint64(1)
 
@@ -162,7 +162,7 @@ def guess_cutoff(
     memory: Int,
     room: Int,
 ) -> Int:
-    """`ksieve.core.guess.cutoff` of one attempt; `NAN_KEY` where every score is admitted.
+    """`ksieve.model.guess.cutoff` of one attempt; `NAN_KEY` where every score is admitted.
 
     The samples fit half of the spare keys: with a stride of 2 or more, the rank is below k + 32. A storage of fewer
     than 2 k candidates holds the whole row, and the rank is at most three eighths of the row's length.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.backends.cpu import runner
-from ksieve.core import guess
+from ksieve.model import guess
 from ksieve.planning.plan import Plan
 
 F32 = NDArray[np.float32]

@@ -35,7 +35,7 @@ YES, NO = "yes", "no"
 _SUMS = ("phases", "band", "recovered", "direct", "scanned_twice", "rescans", "view", "scans", "rows")
 
 _SEED = 0
-"""Of the CPU backend's guesses (`ksieve.core.guess`): which one matters to one row in hundreds of thousands."""
+"""Of the CPU backend's guesses (`ksieve.model.guess`): which one matters to one row in hundreds of thousands."""
 
 
 def least_length(k: int) -> int:

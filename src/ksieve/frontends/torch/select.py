@@ -1,7 +1,7 @@
 """The PyTorch operators with options, `ksieve::topk_options` and `ksieve::select`, and batching by ``torch.vmap``.
 
 `topk_options` writes the caller's arrays. `select` returns new ones, which ``torch.func`` asks for: under ``vmap`` the
-batch becomes further rows of one selection where it can. `ksieve.torch_ops` describes all operators.
+batch becomes further rows of one selection where it can. `ksieve.frontends.torch.ops` describes all operators.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Import this module to register the custom call ``ksieve_topk`` for CPU and CUDA;
 argument is traced. ``import ksieve`` does not import JAX.
 
 A traced call is checked like any other, on stand-ins that have the shapes and dtypes of its arrays, and becomes one
-custom call. XLA calls its handler (`ksieve.jax_ffi`) with the arrays' memory, and the handler calls `topk_eager`: on
-the CPU with NumPy views; on CUDA with device arrays that name XLA's stream, so that kernels are enqueued there and the
-host does not wait.
+custom call. XLA calls its handler (`ksieve.frontends.jax.ffi`) with the arrays' memory, and the handler calls
+`topk_eager`: on the CPU with NumPy views; on CUDA with device arrays that name XLA's stream, so that kernels are
+enqueued there and the host does not wait.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ksieve.core import call as calls
 from ksieve.core.arrays import TAKES, check_jax_int64
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.core.options import Options
-from ksieve.jax_ffi import Buffer, Frame, Handler
+from ksieve.frontends.jax.ffi import Buffer, Frame, Handler
 from ksieve.planning import choose as planner
 from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import decode_plan, encode_plan
@@ -37,7 +37,7 @@ TARGET = "ksieve_topk"
 """Name of the custom call."""
 
 OLDEST = (0, 8, 3)
-"""The oldest JAX with the FFI of `ksieve.jax_ffi`."""
+"""The oldest JAX with the FFI of `ksieve.frontends.jax.ffi`."""
 
 _OUTPUTS = ("values_out", "raw_out")
 _INPUTS = tuple(name for name in arguments.ARRAYS if name not in _OUTPUTS)

@@ -148,7 +148,7 @@ def _best(scores: Any, layout: Layout, begin: Any, end: Any, shift: Any) -> Any:
 
 
 def _places(positions: Any, block_table: Any, width: int) -> Any:
-    """Positions of the scores, as `ksieve.core.gathering.positions_of` has them."""
+    """Positions of the scores, as `ksieve.model.gathering.positions_of` has them."""
     given = positions if positions is not None else block_table
     given = given.flatten(0, -2).long() if given.dim() > 1 else given[None].long()
     if positions is not None:

@@ -13,7 +13,7 @@ Operators
 plan, options, out!, values_out!, raw_out!, workspace!, tail, positions, block_table, counts_out!) -> ()``
     The same with options, in the text form of `encode_options`; an array is None where the options do not use it.
 ``torch.ops.ksieve.select``
-    `topk_options` without outputs to write (`ksieve.torch_select`), for ``torch.func``.
+    `topk_options` without outputs to write (`ksieve.frontends.torch.select`), for ``torch.func``.
 
 All of them run on CPU and CUDA and have fake kernels. On CUDA every call allocates its workspace from PyTorch in stream
 order, unless the caller passes one, and never from ksieve's own cache: in a CUDA graph the memory must belong to the
@@ -30,13 +30,14 @@ from typing import Any, NoReturn
 import torch
 
 from ksieve import dispatch
-from ksieve.core import arguments, gradients, problem
+from ksieve.core import arguments, problem
 from ksieve.core import call as calls
 from ksieve.core.errors import ArgumentError, kind_of
 from ksieve.core.options import Options
+from ksieve.frontends.torch import gradients
+from ksieve.frontends.torch.select import check_fake, decode_options
 from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import decode_plan, encode_plan
-from ksieve.torch_select import check_fake, decode_options
 
 _ARRAYS = (*arguments.ARRAYS, *arguments.UNTRACED)
 _MOST_CHOSEN = 4096
@@ -137,7 +138,7 @@ def traced(
 ) -> Any:
     """Run `ksieve.topk` in a traced program or inside ``torch.func``, as one operator call.
 
-    Values that carry a gradient are gathered by operators of PyTorch (`ksieve.core.gradients`).
+    Values that carry a gradient are gathered by operators of PyTorch (`ksieve.frontends.torch.gradients`).
     """
     if plan is not None and not isinstance(plan, Plan):
         refuse("plan", kind_of(plan), "a Plan from ksieve.plan, or None")
@@ -310,7 +311,7 @@ def encode_positions(
 ) -> tuple[str | None, str, tuple[Any, ...]]:
     """Encode plan and options of the call that selects the positions of values that carry a gradient.
 
-    Also return the fields of `ksieve.core.gradients.Layout`.
+    Also return the fields of `ksieve.frontends.torch.gradients.Layout`.
     """
     asked = _resolved(scalars, arrays, plan, per_row_k, lengths, out_dtype)
     inner = gradients.positions_only(asked)

@@ -1,0 +1,1 @@
+"""PyTorch and JAX: selection as their operators, with their gradients."""

@@ -1,0 +1,1 @@
+"""JAX: `ksieve.topk` of traced arrays as an FFI call."""

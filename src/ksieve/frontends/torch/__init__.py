@@ -1,0 +1,1 @@
+"""PyTorch: `ksieve.torch.topk`, registered operators, gradients."""
