@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 NAMES = (
-    "ksieve ksieve.torch ksieve.tiles ksieve.distributed ksieve.captures ksieve.captures.recorder ksieve.lab.workloads "
+    "ksieve ksieve.torch ksieve.tiles ksieve.distributed ksieve_lab.captures ksieve_lab.captures.recorder ksieve_lab.workloads "
     "ksieve.adapters ksieve.adapters.vllm ksieve.adapters.sglang ksieve.adapters.flashinfer "
     "ksieve.adapters.tensorrt_llm ksieve.adapters.plugins"
 )

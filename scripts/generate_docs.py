@@ -18,9 +18,9 @@ from typing import Any
 import typer
 
 from ksieve.core import atomic
-from ksieve.lab.bench import anchors, block_pages, engine_pages, pages, rank_pages
-from ksieve.lab.report import benches, steps
-from ksieve.lab.report import ranks as rank_figures
+from ksieve_lab.bench import anchors, block_pages, engine_pages, pages, rank_pages
+from ksieve_lab.report import benches, steps
+from ksieve_lab.report import ranks as rank_figures
 
 ROOT = Path(__file__).parent.parent
 
@@ -61,7 +61,7 @@ def commands(group: Any, path: tuple[str, ...] = ("ksieve",)) -> Iterator[tuple[
 
 def cli_reference() -> str:
     """Markdown reference of every command, argument and option; `docs/conf.py` writes it when the site is built."""
-    from ksieve.lab.cli.app import app
+    from ksieve_lab.cli.app import app
 
     return "\n\n".join(_describe(path, command) for path, command in commands(typer.main.get_command(app)))
 
@@ -170,7 +170,7 @@ def benchmark_page(results: Path) -> str:
 
 def evidence_page(results: Path) -> str:
     """Generated part of docs/guide/evidence.md: every ablation, chain and replay of a folder."""
-    from ksieve.lab.bench import evidence
+    from ksieve_lab.bench import evidence
 
     found = [(path, _payload(path)) for path in sorted(results.glob("*.json"))]
     chosen = [(path, payload) for path, payload in found if payload["bench"] in evidence.BENCHES]
@@ -179,7 +179,7 @@ def evidence_page(results: Path) -> str:
 
 def study_page(results: Path) -> str:
     """Generated part of docs/guide/study.md: every study and calibration of a folder."""
-    from ksieve.lab.study import pages as study
+    from ksieve_lab.study import pages as study
 
     sections = {"study": study.study_section, "calibrate": study.calibration_section}
     found = [(path, _payload(path)) for path in sorted(results.glob("*.json"))]
@@ -312,7 +312,7 @@ def _sanitizer_results(link: str, payload: dict[str, Any]) -> str:
 
 
 def _cpu_results(link: str, payload: dict[str, Any], *, brief: bool = False) -> str:
-    from ksieve.lab.bench.contenders import ARGPARTITION, TORCH
+    from ksieve_lab.bench.contenders import ARGPARTITION, TORCH
 
     facts, settings, results = payload["environment"], payload["settings"], payload["results"]
     versions = ", ".join(f"{p} {facts['packages'][p]}" for p in ("numpy", "torch") if p in facts["packages"])

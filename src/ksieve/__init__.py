@@ -2,7 +2,7 @@
 
 from ksieve._version import __version__
 from ksieve.api import plan, topk
-from ksieve.captures.recorder import record
+from ksieve_lab.captures.recorder import record
 from ksieve.checking.verdict import Verdict
 from ksieve.checking.verify import verify
 from ksieve.core.device import DeviceInfo

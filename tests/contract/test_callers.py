@@ -10,7 +10,7 @@ import pytest
 
 import ksieve
 from ksieve.core.errors import ArgumentError
-from ksieve.lab import oracle
+from ksieve_lab import oracle
 
 ROW = np.random.default_rng(1).standard_normal(300).astype(np.float32)
 K = 5

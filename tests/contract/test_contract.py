@@ -24,8 +24,8 @@ from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda,
 from ksieve import ArgumentError, KsieveError, Route, VerificationError, distributed, tiles
 from ksieve.core.keys import widen
 from ksieve.core.policy import POLICIES as NAMED
-from ksieve.lab.oracle import assert_exact, assert_served, ranks
-from ksieve.lab.traffic import check_traffic
+from ksieve_lab.oracle import assert_exact, assert_served, ranks
+from ksieve_lab.traffic import check_traffic
 from ksieve.model import reference
 from parts import but_for
 

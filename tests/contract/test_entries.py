@@ -16,7 +16,7 @@ from cases import DTYPES, pairwise  # noqa: E402
 from entry_calls import AXES, built, columns_of  # noqa: E402
 from harness import HOST_BACKENDS  # noqa: E402
 from ksieve import ArgumentError, Options  # noqa: E402
-from ksieve.lab import oracle  # noqa: E402
+from ksieve_lab import oracle  # noqa: E402
 
 
 def outputs(x, k, call, kind):
@@ -311,7 +311,7 @@ def test_verify_refutes_any_change(drawn, data):
 
 
 def test_a_recording_has_their_scores(tmp_path):
-    from ksieve.captures import open_capture
+    from ksieve_lab.captures import open_capture
 
     with ksieve.record(tmp_path / "scores.safetensors") as recorder:
         ksieve.topk(scores(), np.array([40, 8, 0], np.int32), k=2, block_size=8, expand=True)

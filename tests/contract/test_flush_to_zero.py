@@ -11,7 +11,7 @@ import pytest
 import ksieve
 from ksieve.core import keys
 from ksieve.core.policy import SamplingPolicy
-from ksieve.lab.study.ranked import RankedRow
+from ksieve_lab.study.ranked import RankedRow
 
 torch = pytest.importorskip("torch")
 

@@ -16,7 +16,7 @@ import ksieve
 from cases import DTYPES, FAMILIES, POLICIES, clamp, scores_of
 from harness import model_arguments
 from ksieve import Route
-from ksieve.lab.oracle import assert_exact
+from ksieve_lab.oracle import assert_exact
 from ksieve.model import reference
 
 SEED = int(os.environ.get("KSIEVE_FUZZ_SEED", "1"))

@@ -12,7 +12,7 @@ import ksieve
 from cases import DTYPES, OPTION_AXES, OPTION_CASES, POLICIES, build_call, options_of, scores_of
 from harness import BACKENDS, HOST_BACKENDS, serve_on
 from ksieve import Options, Route
-from ksieve.lab.oracle import assert_served
+from ksieve_lab.oracle import assert_served
 from parts import but_for
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)

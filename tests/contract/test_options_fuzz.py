@@ -15,7 +15,7 @@ from test_options import same_bytes  # noqa: E402
 import ksieve  # noqa: E402
 from cases import DTYPES, FAMILIES, POLICIES, options_of, scores_of  # noqa: E402
 from harness import HOST_BACKENDS, serve_on  # noqa: E402
-from ksieve.lab.oracle import assert_served  # noqa: E402
+from ksieve_lab.oracle import assert_served  # noqa: E402
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 

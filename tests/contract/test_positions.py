@@ -15,7 +15,7 @@ import ksieve  # noqa: E402
 from cases import DTYPES, FAMILIES, POLICIES, scores_of  # noqa: E402
 from harness import HOST_BACKENDS  # noqa: E402
 from ksieve import ArgumentError, Options  # noqa: E402
-from ksieve.lab import oracle  # noqa: E402
+from ksieve_lab import oracle  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 from ksieve.planning.families import BY_POSITION  # noqa: E402
 

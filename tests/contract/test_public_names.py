@@ -50,7 +50,7 @@ def test_captures_are_imported_when_they_are_used():
     code = """
 import json, sys
 import ksieve
-before = "ksieve.captures.importers" in sys.modules
+before = "ksieve_lab.captures.importers" in sys.modules
 from ksieve import captures
 found = [getattr(captures, name).__name__ for name in captures.__all__]
 print(json.dumps([before, found, captures.__all__]))
@@ -58,7 +58,7 @@ print(json.dumps([before, found, captures.__all__]))
     before, found, names = run(code)
     assert not before and found == names
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = ksieve.captures.nothing
+        _ = ksieve_lab.captures.nothing
 
 
 def test_signatures_are_pinned():

@@ -57,7 +57,7 @@ def tally() -> Tally:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.pluginmanager.register(Outcomes())
-    # tests/conftest.py skips them without a device; only a dry run of the suite's own code, or the emulator, may go on.
+    # conftest.py skips them without a device; only a dry run of the suite's own code, or the emulator, may go on.
     if HOST:
         for item in items:
             if HERE in item.path.parents:

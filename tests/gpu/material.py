@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import cases
-from ksieve.lab.workloads.producers import PRODUCERS
+from ksieve_lab.workloads.producers import PRODUCERS
 
 NAMES = [*(f"case:{name}" for name in cases.FAMILIES), *(f"producer:{name}" for name in PRODUCERS)]
 """Value families, one or more rows of each in every matrix, in this order."""

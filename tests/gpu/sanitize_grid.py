@@ -26,7 +26,7 @@ import rank_cases
 from gpu import material, runner, served, test_blocks, test_tiles
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
-from ksieve.lab import oracle
+from ksieve_lab import oracle
 from ksieve.planning.families import QUEUED
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.tune import record
@@ -184,7 +184,7 @@ def run(name, plan, stats):
 def read_plainly() -> int:
     """Every plain-read kernel of the benchmark."""
     from ksieve.backends import cuda
-    from ksieve.lab.bench import floor
+    from ksieve_lab.bench import floor
 
     device = cuda.device_info(0)
     scores = torch.from_numpy(np.ones((3, 20_000), np.float32)).cuda()

@@ -19,7 +19,7 @@ from gpu.variants import Variant
 from ksieve.core import arguments, entries
 from ksieve.core.options import Options, dtype_text
 from ksieve.core.stats import Stats
-from ksieve.lab import oracle
+from ksieve_lab import oracle
 from ksieve.model import gathering, reference
 from ksieve.planning.plan import Plan
 

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from gpu import runner
-from ksieve.lab.bench import adversarial_gpu as hard
-from ksieve.lab.bench import general, gpu, scores, trace, worst
+from ksieve_lab.bench import adversarial_gpu as hard
+from ksieve_lab.bench import general, gpu, scores, trace, worst
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 

@@ -41,8 +41,8 @@ def test_the_producer_that_the_guide_shows():
 
 
 def test_the_same_factors_give_the_same_bits():
-    from ksieve.lab.chain import producers
-    from ksieve.lab.workloads.lengths import LENGTHS
+    from ksieve_lab.chain import producers
+    from ksieve_lab.workloads.lengths import LENGTHS
 
     produce = producers.load("triton")
     made = producers.make_queries(producers.make_keys(50_000), LENGTHS["causal"](300, 50_000))
@@ -53,7 +53,7 @@ def test_the_same_factors_give_the_same_bits():
 
 
 def test_a_small_chain_is_exact_for_every_selector():
-    from ksieve.lab.bench import chain
+    from ksieve_lab.bench import chain
 
     payload = chain.run(
         ["30000"],

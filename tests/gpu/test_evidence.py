@@ -8,7 +8,7 @@ import pytest
 import ksieve
 from ksieve.backends.cuda.jit.compile import compile_kernel, shipped_sources
 from ksieve.backends.cuda.jit.spec import kernel_spec
-from ksieve.captures.format import open_capture
+from ksieve_lab.captures.format import open_capture
 from ksieve.core.errors import BackendError
 
 torch = pytest.importorskip("torch")
@@ -57,7 +57,7 @@ def test_a_graph_is_not_captured_inside_a_recording(tmp_path):
 
 
 def test_a_trace_is_replayed_beside_the_floor():
-    from ksieve.lab.traces import replay
+    from ksieve_lab.traces import replay
 
     trace = replay.Trace.of_requests(
         "small", [{"prompt": 20_000, "step_tokens": 9000, "budget_bytes": 4 * 20_000 * 4000, "decode_steps": 2}], k=512
@@ -70,8 +70,8 @@ def test_a_trace_is_replayed_beside_the_floor():
 
 
 def test_the_ablations_run_and_every_answer_is_exact():
-    from ksieve.lab.bench import ablation
-    from ksieve.lab.bench.ablation.phases import PHASES
+    from ksieve_lab.bench import ablation
+    from ksieve_lab.bench.ablation.phases import PHASES
 
     payload = ablation.run(
         requests=["70000"], backend="cuda", step_tokens=4500, budget_bytes=4 * 70_000 * 1600, widths=(16_384, 65_536),

@@ -12,7 +12,7 @@ import ksieve
 from answers import RANKINGS, random_row
 from gpu import runner
 from ksieve.core.errors import KsieveError
-from ksieve.lab import oracle
+from ksieve_lab import oracle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 

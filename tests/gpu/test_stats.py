@@ -14,7 +14,7 @@ from gpu import material, runner
 from gpu.variants import VARIANTS, Variant, possible, small_storage
 from ksieve.core.policy import QUADS_16, SamplingPolicy
 from ksieve.core.stats import Route
-from ksieve.lab.workloads.producers import PRODUCERS
+from ksieve_lab.workloads.producers import PRODUCERS
 from ksieve.planning.families import QUEUED
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ import pytest
 from cuda_fakes import take_tensors
 from emulator import build, driver
 from ksieve import dispatch
-from ksieve.lab.bench import block_rows
+from ksieve_lab.bench import block_rows
 from ksieve.planning.devices import DEVICES
 
 pytest.importorskip("torch")

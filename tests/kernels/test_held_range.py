@@ -16,7 +16,7 @@ import pytest
 import ksieve
 from harness import ROOMY, SAMPLERS, sampled_at
 from ksieve.core.keys import order_key, score_of_key
-from ksieve.lab.workloads.producers import PRODUCERS
+from ksieve_lab.workloads.producers import PRODUCERS
 
 KERNELS = Path(ksieve.__file__).parent / "kernels"
 

@@ -12,7 +12,7 @@ import pytest
 from bench_host import host, invoke
 from ksieve.adapters._operators import HOMES
 from ksieve.adapters._tally import TALLY
-from ksieve.lab.bench import engines
+from ksieve_lab.bench import engines
 
 __all__ = ["host"]
 

@@ -12,7 +12,7 @@ import ksieve
 from conftest import ROOT
 from ksieve import api
 from ksieve.backends.cuda.jit import cache
-from ksieve.lab.bench import floor
+from ksieve_lab.bench import floor
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import record, tasks, timing
@@ -84,7 +84,7 @@ def host(monkeypatch):
 def invoke(*arguments):
     from typer.testing import CliRunner
 
-    from ksieve.lab.cli.app import app
+    from ksieve_lab.cli.app import app
 
     return CliRunner().invoke(app, ["bench", *map(str, arguments)], prog_name="ksieve")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ksieve.core.options import Options
 from ksieve.core.policy import PAPER_64, PAPER_128, SamplingPolicy
-from ksieve.lab import oracle
+from ksieve_lab import oracle
 
 Family = Callable[[np.random.Generator, int, int, int], np.ndarray]
 

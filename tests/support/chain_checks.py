@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from ksieve import Running, verify
-from ksieve.captures import factors
-from ksieve.lab.chain import producers, ways
-from ksieve.lab.chain.mqa_logits import Tile, mqa_candidates, mqa_logits
+from ksieve_lab.captures import factors
+from ksieve_lab.chain import producers, ways
+from ksieve_lab.chain.mqa_logits import Tile, mqa_candidates, mqa_logits
 from ksieve.tiles import Candidates
 
 UNTOUCHED = -77.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ksieve.lab import oracle
+from ksieve_lab import oracle
 
 
 def expected(scores, k, begin=None, end=None, ks=None, *, tie_break="low", **ranking):

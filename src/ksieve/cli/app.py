@@ -1,4 +1,4 @@
-"""The command line with the library's commands; `ksieve.lab.cli.app` adds those of the laboratory."""
+"""The command line with the library's commands; `ksieve_lab.cli.app` adds those of the laboratory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import typer
 from rich.markup import escape
 
 from ksieve._version import __version__
-from ksieve.cli import captures, doctor, exits, kernels, selection, terminal
+from ksieve_lab.cli import captures
+from ksieve.cli import doctor, exits, kernels, selection, terminal
 from ksieve.cli.options import as_written, flag, written_names
 from ksieve.core.errors import ArgumentError, FileFormatError
 

@@ -9,7 +9,7 @@ from ksieve.distributed.layouts import Contiguous, Interleaved
 from ksieve.distributed.plans import ShardPlan, plan
 from ksieve.distributed.ranks import topk
 from ksieve.distributed.schedules import LINKS, Digits, Link, Pairs, Samples, Shape, choose
-from ksieve.distributed.simulator import Simulated, simulate
+from ksieve_lab.simulator import Simulated, simulate
 
 __all__ = [
     "LINKS",

@@ -26,7 +26,7 @@ from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.frontends.jax import ops as jax_ops  # noqa: E402
 from ksieve.frontends.jax.ffi import Handler  # noqa: E402
-from ksieve.lab.oracle import assert_exact  # noqa: E402
+from ksieve_lab.oracle import assert_exact  # noqa: E402
 from ksieve.planning import memory  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 from ksieve.planning.plan_text import encode_plan  # noqa: E402

@@ -22,7 +22,7 @@ from ksieve.backends.cpu import runner as cpu
 from ksieve.core.keys import order_key
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route
-from ksieve.lab.oracle import assert_exact
+from ksieve_lab.oracle import assert_exact
 from ksieve.model import guess
 
 CAPACITIES = (1, 3000, 1 << 40)

@@ -12,7 +12,7 @@ import pytest
 
 import ksieve
 from ksieve.backends.cpu import runner
-from ksieve.lab.bench import aimed
+from ksieve_lab.bench import aimed
 from ksieve.model import guess
 
 MOST = 6

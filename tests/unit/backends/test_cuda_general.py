@@ -11,7 +11,7 @@ import ksieve
 from cuda_fakes import FakeArray, fake_backend, make_plan, plan_of
 from ksieve import ArgumentError, BackendError, Options
 from ksieve.backends.cuda import arrays
-from ksieve.lab.oracle import assert_exact, assert_served
+from ksieve_lab.oracle import assert_exact, assert_served
 from ksieve.planning.devices import DEVICES
 
 SCORES = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)

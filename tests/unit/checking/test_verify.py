@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cases import CASES, FAMILIES, WIDE_CASES, build, clamp, first_k, lengths_of, scores_of
 from ksieve import ArgumentError, KsieveError, VerificationError, verify
 from ksieve.checking.verdict import Reason
-from ksieve.lab.oracle import exact_rows
+from ksieve_lab.oracle import exact_rows
 from verdicts import Source, on_torch, same
 
 

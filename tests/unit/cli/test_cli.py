@@ -18,14 +18,14 @@ import typer
 from safetensors.numpy import load_file, save_file
 
 import ksieve
-from ksieve.captures.format import open_capture
-from ksieve.captures.writer import CaptureWriter
+from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.writer import CaptureWriter
 from ksieve.cli.options import as_written, written_names
 from ksieve.core.errors import ArgumentError, WorkspaceError
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.files import stream
-from ksieve.lab import demo
-from ksieve.lab.cli import app as cli
+from ksieve_lab import demo
+from ksieve_lab.cli import app as cli
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune.record import read_json
 
@@ -382,7 +382,7 @@ def test_demo_fails_when_the_answer_is_wrong(run: Run, capture: Path, monkeypatc
         indices[0, 0] = indices[0, 1]
         return answer
 
-    monkeypatch.setattr("ksieve.lab.demo.api.topk", wrong)
+    monkeypatch.setattr("ksieve_lab.demo.api.topk", wrong)
     ran = run("demo", capture)
     assert ran.code == 1
     assert "NOT exact" in ran.out

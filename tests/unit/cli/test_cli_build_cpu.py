@@ -14,7 +14,7 @@ from conftest import ROOT
 from ksieve.backends.cpu import compiled
 from ksieve.cli import ahead
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.lab.cli.app import app
+from ksieve_lab.cli.app import app
 
 CALLS = """
 import logging, sys

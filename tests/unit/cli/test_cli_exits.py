@@ -17,7 +17,7 @@ import pytest
 
 import ksieve
 from conftest import ROOT
-from ksieve.captures.writer import CaptureWriter
+from ksieve_lab.captures.writer import CaptureWriter
 from ksieve.cli import terminal
 
 ROWS, WIDTH, K = 6, 3000, 16
@@ -201,7 +201,7 @@ def test_whatever_is_raised_has_a_code_and_one_message(
     monkeypatch.setattr("ksieve.api.plan", fail)
     monkeypatch.setattr(sys, "argv", ["ksieve", "plan", "--rows", "1", "--width", "9", "--k", "1"])
     with pytest.raises(SystemExit) as ended:
-        from ksieve.lab.cli.app import main
+        from ksieve_lab.cli.app import main
 
         main()
     text = capsys.readouterr()
@@ -232,7 +232,7 @@ PAUSED = """
 import signal, sys
 from contextlib import contextmanager
 from ksieve.cli import terminal
-from ksieve.lab.cli.app import main
+from ksieve_lab.cli.app import main
 
 @contextmanager
 def progress(*_, **__):

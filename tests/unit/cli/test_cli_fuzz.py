@@ -12,10 +12,10 @@ import pytest
 import typer
 
 import ksieve
-from ksieve.captures.writer import CaptureWriter
+from ksieve_lab.captures.writer import CaptureWriter
 from ksieve.core.errors import BackendError
-from ksieve.lab import demo
-from ksieve.lab.cli.app import app, main
+from ksieve_lab import demo
+from ksieve_lab.cli.app import app, main
 
 SEED, LINES = 30, 500
 VALUES = (

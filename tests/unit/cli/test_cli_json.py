@@ -12,9 +12,9 @@ import pytest
 import typer
 
 import ksieve
-from ksieve.captures.writer import CaptureWriter
-from ksieve.lab import demo
-from ksieve.lab.cli.app import app, main
+from ksieve_lab.captures.writer import CaptureWriter
+from ksieve_lab import demo
+from ksieve_lab.cli.app import app, main
 from parts import but_for
 
 ROWS, WIDTH, K = 4, 40_000, 32

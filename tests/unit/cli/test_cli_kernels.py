@@ -21,7 +21,7 @@ from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.problem import Device, Problem
 from ksieve.core.ranking import RANKINGS
-from ksieve.lab.cli.app import app
+from ksieve_lab.cli.app import app
 from ksieve.planning.choose import choose
 from ksieve.planning.devices import DEVICES
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ksieve
-from ksieve.captures import CaptureWriter
+from ksieve_lab.captures import CaptureWriter
 
 BARE = """
 import contextlib, io, json, sys

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.captures.writer import CaptureWriter
+from ksieve_lab.captures.writer import CaptureWriter
 from ksieve.cli import files
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.cli.app import main
-from ksieve.lab.traces import replay
+from ksieve_lab.cli.app import main
+from ksieve_lab.traces import replay
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(ksieve.__file__).parents[1])}
 
@@ -88,7 +88,7 @@ def test_commands_refuse_such_an_output_before_any_work(
         writer.write(np.zeros((4, 4000), np.float32), np.full(4, 4000, np.int32))
     (there / "ro").mkdir()
     unwritable(monkeypatch, there / "ro")
-    for module in ("ksieve.captures.format", "ksieve.lab.traces.replay", "ksieve.lab.bench.cpu"):
+    for module in ("ksieve_lab.captures.format", "ksieve_lab.traces.replay", "ksieve_lab.bench.cpu"):
         for name in ("Capture", "run"):
             monkeypatch.setattr(f"{module}.{name}", lambda *_, **__: pytest.fail("worked"), raising=False)
     for words in (

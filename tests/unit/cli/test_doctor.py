@@ -23,7 +23,7 @@ from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.cli import doctor as command
 from ksieve.core.errors import BackendError
 from ksieve.doctor import Bundle, Cache, Driver, Gpu, Report
-from ksieve.lab.cli.app import app
+from ksieve_lab.cli.app import app
 from ksieve.model import reference
 from ksieve.planning import tuned
 from ksieve.planning.devices import DEVICES

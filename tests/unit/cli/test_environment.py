@@ -17,7 +17,7 @@ PASSED_ON = {"PATH", "PYTHONPATH", "CC"}
 
 NO_CONSTANTS = {
     "src/ksieve/backends/cpu/jit.py": {"NUMBA_NUM_THREADS", "NUMBA_OPT"},
-    "src/ksieve/lab/bench/peers.py": {"FLASHINFER_TOPK_ALGO"},
+    "lab/src/ksieve_lab/bench/peers.py": {"FLASHINFER_TOPK_ALGO"},
     "src/ksieve/planning/tune/variants.py": {"KSIEVE_TUNED"},
     "scripts/engine_loaders.py": {"PYTHONPATH"},
 }

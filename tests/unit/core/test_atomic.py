@@ -14,7 +14,7 @@ import pytest
 
 from ksieve.core import atomic
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.traces.replay import EXAMPLE
+from ksieve_lab.traces.replay import EXAMPLE
 
 
 def names(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from ksieve import ArgumentError, Options
 from ksieve.distributed import LINKS, Contiguous, Digits, Interleaved, Link, Pairs, Samples, Shape, choose, simulate
 from ksieve.distributed.collectives import AllGather, AllReduce
 from ksieve.distributed.schedules import Message, candidates, check_link, messages
-from ksieve.distributed.simulator import run_together
+from ksieve_lab.simulator import run_together
 from sharded import check_simulated, expected
 
 hypothesis = pytest.importorskip("hypothesis")

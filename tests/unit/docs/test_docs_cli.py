@@ -26,7 +26,7 @@ def generator() -> Any:
 def tree(generator: Any) -> list[tuple[tuple[str, ...], Any]]:
     import typer
 
-    from ksieve.lab.cli.app import app
+    from ksieve_lab.cli.app import app
 
     return list(generator.commands(typer.main.get_command(app)))
 
@@ -56,7 +56,7 @@ def test_every_command_and_option_explains_itself(tree: list[tuple[tuple[str, ..
 
 
 def test_the_readme_quotes_result_files(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksieve.lab.bench import cpu
+    from ksieve_lab.bench import cpu
     from ksieve.planning.tune import record
 
     monkeypatch.setattr(generator, "ROOT", tmp_path)
@@ -72,7 +72,7 @@ def test_the_readme_quotes_result_files(generator: Any, tmp_path: Path, monkeypa
 
 
 def gpu_payload(k: int, exact: bool = True) -> dict[str, Any]:
-    from ksieve.lab.bench import gpu
+    from ksieve_lab.bench import gpu
 
     shapes = []
     for rows, width, own in ((1, 4096, 8.0), (512, 4096, 12.5), (512, 8192, 20.0)):

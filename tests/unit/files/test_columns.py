@@ -10,8 +10,8 @@ import pytest
 
 import ksieve
 from ksieve import ArgumentError
-from ksieve.captures.format import open_capture
-from ksieve.captures.writer import CaptureWriter, write_factors
+from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.writer import CaptureWriter, write_factors
 from ksieve.cli.app import main
 from ksieve.files import stream
 from ksieve.files.columns import JoinedColumns

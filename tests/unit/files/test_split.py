@@ -15,11 +15,11 @@ torch = pytest.importorskip("torch")
 
 import torch.multiprocessing as mp  # noqa: E402
 
-from ksieve.captures.format import open_capture  # noqa: E402
-from ksieve.captures.writer import CaptureWriter  # noqa: E402
+from ksieve_lab.captures.format import open_capture  # noqa: E402
+from ksieve_lab.captures.writer import CaptureWriter  # noqa: E402
 from ksieve.files import split, stream  # noqa: E402
-from ksieve.lab.study import run  # noqa: E402
-from ksieve.lab.workloads import write_synthetic  # noqa: E402
+from ksieve_lab.study import run  # noqa: E402
+from ksieve_lab.workloads import write_synthetic  # noqa: E402
 from ksieve.planning.tune import record  # noqa: E402
 
 WIDTH, K, BLOCK = 300, 20, 4 * 300 * 7

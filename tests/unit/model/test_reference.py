@@ -14,7 +14,7 @@ from cases import CASES, FAMILIES, POLICIES, TINY, WIDE_CASES, build, clamp, sco
 from ksieve.core import keys
 from ksieve.core.policy import PAPER_64, PAPER_128, PEAK, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
-from ksieve.lab.oracle import assert_exact, ranks
+from ksieve_lab.oracle import assert_exact, ranks
 from ksieve.model import reference
 
 EXACT = SamplingPolicy("exact", 4, rescue_margin=1.75, boundary="exact", min_rank=1)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import ksieve
 from ksieve.core.errors import ArgumentError
-from ksieve.lab.cli.app import app
+from ksieve_lab.cli.app import app
 from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.explain import considered, entry_of

@@ -27,7 +27,7 @@ H100 = DEVICES["h100"]
 
 
 def invoke_app(*arguments):
-    from ksieve.lab.cli.app import app
+    from ksieve_lab.cli.app import app
 
     return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
 

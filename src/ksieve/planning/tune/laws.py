@@ -48,7 +48,7 @@ def ragged(rows: int, width: int, seed: int = 0) -> Any:
 def endpoint_structured(matrix: Any, lengths: Any, seed: int = 0) -> None:
     """Fill a matrix with rows whose first and last decile hold 52 to 74 % of the top scores.
 
-    The law of `ksieve.lab.workloads.natural`: ``Exp(1) + log density(position)``, positions relative to each row's
+    The law of `ksieve_lab.workloads.natural`: ``Exp(1) + log density(position)``, positions relative to each row's
     length.
 
     Parameters

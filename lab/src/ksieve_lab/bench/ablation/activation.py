@@ -1,0 +1,86 @@
+"""From which row width on sampling pays: direct exact proposal against sampled ones, over widths, rows and scores."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ksieve.core.policy import PAPER_64, PAPER_128
+from ksieve_lab.bench.targets import DISTRIBUTIONS, Choice, Machine
+from ksieve_lab.workloads.lengths import LENGTHS
+
+WIDTHS = tuple(1024 * n for n in (16, 24, 32, 40, 48, 56, 64))
+ROWS = (64, 128, 256, 512, 1024, 2048, 4096)
+
+EXACT, PLANNED = "exact proposal", "ksieve"
+CHOICES: dict[str, Choice] = {
+    PLANNED: (None, None),
+    EXACT: ("stream_unsampled", "direct"),
+    "on-chip or cluster": (None, "direct"),
+    "s = 64": ("stream", PAPER_64),
+    "s = 128 with rescue": ("stream", PAPER_128),
+}
+"""The timed plans: the planner's choice; the same kernel with an exact and with sampled proposals, as in the paper; and
+the planner's best kernel that does not sample."""
+
+
+def run(
+    machine: Machine,
+    k: int,
+    *,
+    widths: Sequence[int] = WIDTHS,
+    rows: Sequence[int] = ROWS,
+    rounds: int = 5,
+    seed: int = 0,
+    advance: Callable[[], None],
+) -> dict[str, Any]:
+    """Time every cell.
+
+    Returns
+    -------
+    dict
+        ``cells`` with their times, and ``widths`` with the speed-ups over exact proposal, from `summary`.
+    """
+    cells = []
+    for width in widths:
+        for source in DISTRIBUTIONS:
+            for m in rows:
+                valid = LENGTHS["causal"](m, width).astype(np.int32)
+                scores, lengths = machine.scores(m, width, valid, source, seed)
+                timed = machine.time(scores, lengths, k, CHOICES, rounds, [])
+                kept = ("median_us", "exact", "error", "of_floor", "family", "policy")
+                selectors = {
+                    name: {key: facts[key] for key in kept if key in facts}
+                    for name, facts in timed["selectors"].items()
+                }
+                cells.append(
+                    {"width": width, "rows": m, "scores": source, "floor_us": timed["floor_us"], "selectors": selectors}
+                )
+                advance()
+    return {"cells": cells, "widths": summary(cells)}
+
+
+def summary(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Speed-up over exact proposal per width and variant: median, least, most, and cells won of all."""
+    found = []
+    for width in dict.fromkeys(cell["width"] for cell in cells):
+        entry: dict[str, Any] = {"width": width}
+        for name in CHOICES:
+            if name == EXACT:
+                continue
+            gains = []
+            for cell in cells:
+                own, base = cell["selectors"].get(name, {}), cell["selectors"].get(EXACT, {})
+                good = own.get("exact") is True and base.get("exact") is True
+                if cell["width"] == width and good and "median_us" in own and "median_us" in base:
+                    gains.append(base["median_us"] / own["median_us"])
+            if gains:
+                entry[name] = {
+                    "median": statistics.median(gains), "least": min(gains), "most": max(gains),
+                    "won": sum(g > 1 for g in gains), "cells": len(gains),
+                }  # fmt: skip
+        found.append(entry)
+    return found

@@ -1,0 +1,276 @@
+"""Score production and selection in one CUDA graph, over the terminal scheduler step of long requests.
+
+The step's invocations run in order, as a framework issues them, into one score buffer of the framework's budget. A
+chain and its score production alone, which stores the matrix, are timed; the difference is the selection's share, below
+zero where a way without the matrix takes less. Both are
+graphs of the same process, replayed in rotated rounds. Afterwards the scores of every invocation are produced once
+more and its answer is verified against them: production is deterministic.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ksieve.cli.sizes import parse_count
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
+from ksieve_lab.bench import floor
+from ksieve_lab.bench.chain_selectors import NOT_STORED, Selector, Stage, selectors, without_matrix
+from ksieve_lab.chain import producers
+from ksieve_lab.chain.producers import Produce
+from ksieve_lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
+from ksieve.planning.tune import record, timing
+from ksieve.planning.tune.tasks import MEMORY, PITCH_BYTES, require_device
+from ksieve.planning.tune.timing import Contender, Timing
+
+PAPER = {
+    "245K": {
+        "select_ms": {"SGLang V2": 27.41, "HPC-Ops": 18.15},
+        "chain_ms": {"SGLang V2": 339.99, "HPC-Ops": 330.84},
+    },
+    "430K": {
+        "select_ms": {"SGLang V2": 38.01, "HPC-Ops": 24.06},
+        "chain_ms": {"SGLang V2": 488.01, "HPC-Ops": 474.70},
+    },
+}
+"""Milliseconds of the terminal step on an H20 with DeepGEMM's producer: paper, "Score-and-select integration"."""
+
+DEVICE = "cuda"
+
+
+def terminal_step(prompt: int, *, step_tokens: int = STEP_TOKENS, budget_bytes: int = BUDGET_BYTES) -> list[Invocation]:
+    """Invocations of the last scheduler step of a prefill."""
+    made = invocations(prompt, step_tokens=step_tokens, budget_bytes=budget_bytes)
+    return [i for i in made if i.step == made[-1].step] if made else []
+
+
+def run(
+    requests: Sequence[str | int] = ("245K", "430K"),
+    k: int = 2048,
+    *,
+    heads: int = producers.HEADS,
+    dim: int = producers.DIM,
+    producer: str = "triton",
+    others: Sequence[str] | None = None,
+    step_tokens: int = STEP_TOKENS,
+    budget_bytes: int = BUDGET_BYTES,
+    rounds: int = 7,
+    slow_rounds: int = 3,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measure the chain of every request.
+
+    Parameters
+    ----------
+    requests : sequence of str or int
+        "245K", "430K", or prompt tokens.
+    k : int
+    heads, dim : int
+        Of the indexer.
+    producer : str
+        A name of `ksieve_lab.chain.producers.PRODUCERS`.
+    others : sequence of str, optional
+        Names of `ksieve_lab.bench.peers`; None means all that are installed, an empty one none.
+    step_tokens, budget_bytes : int
+        The scheduler's: query tokens per step, bytes of a score matrix.
+    rounds, slow_rounds : int
+        Timed rounds, and those of ``torch.topk``.
+    seed : int
+    progress : callable, optional
+        Called as ``progress(requests done, requests in all)``.
+
+    Returns
+    -------
+    dict
+        For `record.write_json`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument cannot be used.
+    BackendError
+        Without a GPU, PyTorch or the producer.
+    """
+    prompts = [(str(r), prompt_of(r)) for r in requests]
+    device = require_device()
+    produce = producers.load(producer)
+    results = []
+    for done, (name, prompt) in enumerate(prompts):
+        if progress is not None:
+            progress(done, len(prompts))
+        calls = terminal_step(prompt, step_tokens=step_tokens, budget_bytes=budget_bytes)
+        results.append(
+            {"request": name, "prompt": prompt}
+            | _request(calls, k, heads, dim, produce, others, rounds, slow_rounds, seed, device)
+        )
+    if progress is not None:
+        progress(len(prompts), len(prompts))
+    settings = {
+        "requests": [name for name, _ in prompts], "k": k, "heads": heads, "dim": dim, "producer": producer,
+        "step_tokens": step_tokens, "budget_bytes": budget_bytes, "rounds": rounds, "seed": seed,
+    }  # fmt: skip
+    return record.payload("chain", settings, {"requests": results, "paper": PAPER}, gpu=True)
+
+
+def prompt_of(request: str | int) -> int:
+    """Prompt tokens of a request: a name of the paper's, or a number.
+
+    Raises
+    ------
+    ArgumentError
+        If it is neither.
+    """
+    text = str(request).strip()
+    if text.upper() in PAPER_REQUESTS:
+        return PAPER_REQUESTS[text.upper()]
+    try:
+        return parse_count(text, minimum=1)
+    except ValueError:
+        takes = f"{', '.join(PAPER_REQUESTS)} or a number of prompt tokens"
+        raise ArgumentError("requests", repr(request), takes) from None
+
+
+def _request(
+    calls: Sequence[Invocation],
+    k: int,
+    heads: int,
+    dim: int,
+    produce: Produce,
+    others: Sequence[str] | None,
+    rounds: int,
+    slow_rounds: int,
+    seed: int,
+    device: DeviceInfo,
+) -> dict[str, Any]:
+    import torch
+
+    width = max(c.width for c in calls)
+    pitch = -(-width * 4 // PITCH_BYTES) * PITCH_BYTES // 4
+    most = max(c.rows for c in calls)
+    facts: dict[str, Any] = {"width": width, "calls": [[c.rows, c.width] for c in calls]}
+    free = int(torch.cuda.mem_get_info()[0] * MEMORY)
+    needed = most * pitch * 4 + sum(c.rows for c in calls) * (heads * dim + 3 * 4 * k)
+    if needed > free:
+        return facts | {"skipped": f"{needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB may be used"}
+    buffer = torch.empty(most, pitch, dtype=torch.float32, device=DEVICE)
+    keys = producers.make_keys(width, dim, seed=seed, device=DEVICE)
+    stages = []
+    for number, call in enumerate(calls):
+        factors = producers.make_queries(keys, call.lengths(), heads, seed=seed + number, device=DEVICE)
+        stages.append(Stage(factors, buffer[: call.rows, :width]))
+    chosen, skipped = selectors(stages, k, others)
+    without, alone = without_matrix(stages, k, produce)
+    chosen += without
+    timings = _measure(stages, produce, chosen, alone, rounds, slow_rounds, device)
+    read_bytes = sum(c.valid_scores for c in calls) * 4
+    operations = sum(stage.factors.operations for stage in stages)
+    return facts | summarise(timings, chosen, read_bytes, operations) | {"skipped_peers": skipped}
+
+
+def _measure(
+    stages: Sequence[Stage],
+    produce: Produce,
+    selectors: Sequence[Selector],
+    alone: Sequence[Contender],
+    rounds: int,
+    slow_rounds: int,
+    device: DeviceInfo,
+) -> list[Timing]:
+    """Time the reads, the score production with and without masks, and every chain."""
+
+    def scores_alone(masked: bool) -> Callable[[int], None]:
+        def enqueue(_: int) -> None:
+            for stage in stages:
+                _place(produce(stage.factors, stage.scores, masked), stage)
+
+        return enqueue
+
+    def chain(selector: Selector) -> Callable[[int], None]:
+        def enqueue(_: int) -> None:
+            if selector.whole is not None:
+                selector.whole()
+                return
+            for i, stage in enumerate(stages):
+                _place(produce(stage.factors, stage.scores, selector.masked), stage)
+                selector.run(i)
+
+        return enqueue
+
+    def judge(selector: Selector) -> Callable[[int], bool]:
+        def check(_: int) -> bool:
+            good = True
+            for i, stage in enumerate(stages):
+                _place(produce(stage.factors, stage.scores, selector.masked), stage)
+                good &= selector.exact(i)
+            return good
+
+        return check
+
+    def poison(selector: Selector) -> Callable[[int], None]:
+        def overwrite(_: int) -> None:
+            for i in range(len(stages)):
+                selector.poison(i)
+
+        return overwrite
+
+    def read(readers: list[floor.Reader]) -> Callable[[int], None]:
+        def enqueue(_: int) -> None:
+            for reader in readers:
+                reader()
+
+        return enqueue
+
+    contenders = []
+    for kernel in floor.available(device):
+        readers = [floor.Reader(kernel, s.scores, s.lengths, device) for s in stages]
+        contenders.append(Contender(f"read {kernel.name}", read(readers)))
+    contenders += [Contender("scores", scores_alone(False)), *alone]
+    if any(s.masked for s in selectors):
+        contenders.append(Contender("masked scores", scores_alone(True), rounds=slow_rounds))
+    for s in selectors:
+        slow = slow_rounds if s.masked else None
+        contenders.append(Contender(s.name, chain(s), judge(s), poison(s), slow))
+    return timing.measure(contenders, 1, 1 << 40, rounds=rounds, most_replays=1)
+
+
+def _place(scores: Any, stage: Stage) -> None:
+    """Bring scores of a producer with memory of its own to where the selectors look: part of producing them."""
+    if scores.data_ptr() != stage.scores.data_ptr():
+        stage.scores.copy_(scores)
+
+
+def summarise(
+    timings: Sequence[Timing], selectors: Sequence[Selector], read_bytes: int, operations: int
+) -> dict[str, Any]:
+    """Turn clock readings into milliseconds: the floor, score production, and per selector the chain and its share."""
+    by_name = {t.name: t for t in timings}
+    reads = [t for t in timings if t.name.startswith("read ") and t.rounds]
+    least = min(reads, key=lambda t: t.median, default=Timing("none"))
+    scores = by_name["scores"]
+    facts: dict[str, Any] = {
+        "read_bytes": read_bytes,
+        "floor_ms": least.median / 1e3,
+        "floor_kernel": least.name.removeprefix("read "),
+        "scores": scores.facts() | {"ms": scores.median / 1e3, "teraflops": operations / scores.median / 1e6},
+        "selectors": {},
+    }
+    if NOT_STORED in by_name:
+        facts["not_stored_ms"] = by_name[NOT_STORED].median / 1e3
+    for selector in selectors:
+        timed = by_name[selector.name]
+        alone = by_name["masked scores"] if selector.masked else scores
+        entry = timed.facts() | ({} if selector.bytes is None else {"bytes": selector.bytes})
+        if timed.rounds and alone.rounds:
+            # Round by round: both sides of the difference saw the same clocks.
+            select = statistics.median(a - b for a, b in zip(timed.rounds, alone.rounds, strict=False)) / 1e3
+            entry |= {
+                "chain_ms": timed.median / 1e3,
+                "select_ms": select,
+                "select_share": select / (timed.median / 1e3),
+                "of_floor": least.median / 1e3 / select if select > 0 else None,
+            }
+        facts["selectors"][selector.name] = entry
+    return facts

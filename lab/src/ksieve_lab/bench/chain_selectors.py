@@ -1,0 +1,164 @@
+"""What selects in a chain of score production and selection: ksieve with the matrix and without it, and its peers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ksieve import api
+from ksieve.core.errors import ArgumentError
+from ksieve_lab.bench import peers
+from ksieve_lab.chain import producers, ways
+from ksieve_lab.chain.producers import Factors, Produce
+from ksieve.planning.tune import tasks
+from ksieve.planning.tune.timing import Contender
+
+OURS = "ksieve"
+TILES, CANDIDATES, NOT_STORED = "ksieve, tiles", "ksieve, candidates", "scores not stored"
+"""Ways without the matrix, and the production of the last one's scores alone, sampled ones among them."""
+
+_Way = TypeVar("_Way", bound=ways.Tiles)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One invocation of the chain: its factors, and where its scores and its answer go."""
+
+    factors: Factors
+    scores: Any
+
+    @property
+    def lengths(self) -> Any:
+        """Valid scores per row: int32 on the device."""
+        return self.factors.lengths
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A selection for every stage.
+
+    Attributes
+    ----------
+    name : str
+    run : callable
+        ``run(i)`` selects from stage `i`'s scores.
+    exact : callable
+        ``exact(i)`` verifies its output while the scores of stage `i` are in the buffer.
+    poison : callable
+        ``poison(i)`` overwrites its output.
+    masked : bool
+        Whether it needs -inf past every length.
+    whole : callable, optional
+        In place of `run`: produces the scores of all stages and selects from them, without the matrix.
+    bytes : int, optional
+        Of a selector with `whole`: memory beside factors and answers.
+    """
+
+    name: str
+    run: Callable[[int], None]
+    exact: Callable[[int], bool]
+    poison: Callable[[int], None]
+    masked: bool = False
+    whole: Callable[[], None] | None = None
+    bytes: int | None = None
+
+
+def selectors(stages: Sequence[Stage], k: int, others: Sequence[str] | None) -> tuple[list[Selector], dict[str, str]]:
+    """Ours, then every peer that can do all stages."""
+    found = [_ours(stages, k)]
+    loaded, skipped = peers.available(others)
+    for peer, module in loaded:
+        try:
+            found.append(_peer(peer, module, stages, k))
+        except peers.UnsupportedError as error:
+            skipped[peer.name] = str(error)
+    return found, skipped
+
+
+def _ours(stages: Sequence[Stage], k: int) -> Selector:
+    import torch
+
+    from ksieve.checking.verify import verify
+
+    outs = [torch.empty(len(s.lengths), k, dtype=torch.int32, device=s.lengths.device) for s in stages]
+    plans: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def select(i: int) -> None:
+        scores = stages[i].scores
+        if scores.shape not in plans:
+            plan = api.plan(
+                rows=scores.shape[0], width=scores.shape[1], k=k, pitch=scores.stride(0), device=str(scores.device)
+            )
+            plans[scores.shape] = (plan, plan.workspace() if scores.is_cuda else None)
+        plan, workspace = plans[scores.shape]
+        api.topk(scores, stages[i].lengths, plan=plan, out=outs[i], workspace=workspace)
+
+    return Selector(
+        OURS,
+        select,
+        lambda i: verify(stages[i].scores, stages[i].lengths, outs[i], block_bytes=tasks.VERIFY_BYTES).ok,
+        lambda i: outs[i].fill_(tasks.POISON),
+    )
+
+
+def without_matrix(stages: Sequence[Stage], k: int, produce: Produce) -> tuple[list[Selector], list[Contender]]:
+    """Tiles and candidates, and the production of the latter alone; none of these where Triton is missing."""
+    if not producers.PRODUCERS["triton"].installed:
+        return [], []
+    factors, keep = ways.joined([s.factors for s in stages]), producers.load_keep()
+    kept, kept_bytes = _made(lambda: ways.Kept(factors, k, produce, keep))
+    tiles, tiles_bytes = _made(lambda: ways.Tiles(factors, k, produce))
+    found = [_whole(TILES, tiles, stages, tiles_bytes), _whole(CANDIDATES, kept, stages, kept_bytes)]
+    return found, [Contender(NOT_STORED, lambda _: kept.run_without_selection())]
+
+
+def _made(make: Callable[[], _Way]) -> tuple[_Way, int]:
+    """A way that has run once, and the most memory that it took beside factors and answers."""
+    import torch
+
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    way = make()
+    way.run()
+    return way, torch.cuda.max_memory_allocated() - before - way.out.nbytes
+
+
+def _whole(name: str, way: ways.Tiles, stages: Sequence[Stage], size: int) -> Selector:
+    from ksieve.checking.verify import verify
+
+    ends = list(itertools.accumulate(len(s.lengths) for s in stages))
+    parts = [way.out[end - len(s.lengths) : end] for s, end in zip(stages, ends, strict=True)]
+
+    def exact(i: int) -> bool:
+        return verify(stages[i].scores, stages[i].lengths, parts[i], block_bytes=tasks.VERIFY_BYTES).ok
+
+    return Selector(name, lambda i: None, exact, lambda i: parts[i].fill_(tasks.POISON), whole=way.run, bytes=size)
+
+
+def _peer(peer: peers.Peer, module: Any, stages: Sequence[Stage], k: int) -> Selector:
+    # One task per stage: stages differ in rows and lengths.
+    prepared = [peer.prepare(module, tasks.Task([s.scores], s.lengths, k)) for s in stages]
+
+    def exact(i: int) -> bool:
+        from ksieve.checking.verify import verify
+
+        calls = prepared[i]
+        try:
+            # Scores past a length are -inf for a selector that knows none, so that only valid ones may be chosen.
+            found = calls.indices(0)
+            return verify(
+                stages[i].scores, stages[i].lengths, found, k=k, sentinel=calls.sentinel,
+                block_bytes=tasks.VERIFY_BYTES,
+            ).ok  # fmt: skip
+        except ArgumentError:
+            return False
+
+    return Selector(
+        peer.name,
+        lambda i: prepared[i].run(0),
+        exact,
+        lambda i: prepared[i].indices(0).fill_(tasks.POISON),
+        masked=not all(c.prefix for c in prepared),
+    )

@@ -1,0 +1,128 @@
+"""Operators of the engines that are here, before and after the switch replaces them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ksieve.core.errors import BackendError
+from ksieve_lab.bench.engine_calls import CALLS, NOT_TIMED, Call
+
+_MOST = 240
+
+ENGINES = ("vllm", "sglang", "flashinfer", "tensorrt_llm")
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """An operator before and after the switch.
+
+    Attributes
+    ----------
+    call : Call
+    own, served : callable
+        What the engine had under the name, and what it has now.
+    operator : ksieve.adapters._operators.Operator
+    """
+
+    operator: Any
+    call: Call
+    own: Callable[..., Any]
+    served: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        """Its full name."""
+        return str(self.operator.name)
+
+    @property
+    def engine(self) -> str:
+        """The engine that it belongs to; others may call it too."""
+        return str(self.operator.adapter.partition(".")[0])
+
+
+@contextlib.contextmanager
+def installed(
+    engines: Sequence[str] = ENGINES, only: str = ""
+) -> Iterator[tuple[list[Replaced], dict[str, str], dict[str, str]]]:
+    """Import the engines' operators, and replace them until the end.
+
+    Yields
+    ------
+    operators : list of Replaced
+        Each once, although engines share some.
+    absent : dict of str to str
+        Why others are not measured, by name.
+    versions : dict of str to str
+        Of the engines' distributions.
+
+    Raises
+    ------
+    BackendError
+        If there is no operator to measure.
+    """
+    from ksieve.adapters import _signatures, _switch
+    from ksieve.adapters._operators import OPERATORS
+
+    absent: dict[str, str] = {}
+    own: dict[str, Any] = {}
+    for operator in (operator for engine in engines for operator in OPERATORS[engine]):
+        if only not in operator.name or operator.name in own or operator.name in absent:
+            continue
+        if (reason := NOT_TIMED.get(operator.adapter) or _import(operator)) is not None:
+            absent[operator.name] = reason
+        else:
+            own[operator.name] = _signatures.own(operator)
+    found: dict[str, Replaced] = {}
+    switched: list[str] = []
+    try:
+        for engine in engines:
+            known = [operator for operator in OPERATORS[engine] if operator.name in own]
+            if not known:
+                continue
+            try:
+                _switch.install(engine, 0.0)
+            except BackendError as error:
+                absent |= {operator.name: str(error) for operator in known if operator.name not in found}
+                continue
+            switched.append(engine)
+            for operator in known:
+                served = _signatures.own(operator)
+                if operator.name not in found and served is not own[operator.name]:
+                    call = CALLS[operator.adapter]
+                    found[operator.name] = Replaced(operator, call, own[operator.name], served)
+        if not found:
+            reasons = dict.fromkeys(absent.values()) or [f"no operator has {only!r} in its name"]
+            raise BackendError(f"no operator of {', '.join(engines)} to measure: {'; '.join(reasons)}")
+        versions = {name: v for engine in engines for name, v in _signatures.versions(engine).items()}
+        yield list(found.values()), {n: why for n, why in absent.items() if n not in found}, versions
+    finally:
+        for engine in switched:
+            _switch.uninstall(engine)
+
+
+def _import(operator: Any) -> str | None:
+    """Import the module that brings an operator; why there is none."""
+    from ksieve.adapters import _signatures
+
+    try:
+        importlib.import_module(operator.source)
+        return None if _signatures.own(operator) is not None else f"this version of {operator.source} has none"
+    except ModuleNotFoundError as error:
+        return f"no module {error.name}"
+    except Exception as error:  # an engine that is there may fail in any way while it loads
+        return f"{operator.source}: {line(error)}"
+
+
+def line(error: BaseException) -> str:
+    """Kind of an error and the first line of its text."""
+    return without_folders(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+
+
+def without_folders(text: str) -> str:
+    """Shorten a text for a result file, which must not contain local paths; compilers name many."""
+    return re.sub(r"(?<![\w.])/[^\s'\"]*/", "", text)[:_MOST]

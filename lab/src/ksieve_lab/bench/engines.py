@@ -1,0 +1,375 @@
+"""Operators of the engines before and after `ksieve.adapters` replaces them: the same calls, in one process.
+
+An engine's operator is what the engine has under its name before ``install()``, and ksieve's what it has afterwards.
+Both get the same scores and lengths, and outputs of their own, in rotated rounds of CUDA graphs; every answer is
+verified. What a call costs the host is timed in turns too, on a matrix so small that the device is idle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ksieve import api
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError, BackendError
+from ksieve_lab.bench import gpu, scores
+from ksieve_lab.bench.engine_calls import Inputs, indices
+from ksieve_lab.bench.engine_cases import LAST, LOST_BY, Case, Facts, Task, facts_of, in_order, label
+from ksieve_lab.bench.engine_switch import Replaced, line, without_folders
+from ksieve_lab.bench.gpu import Progress, Tell
+from ksieve.planning.plan import Plan
+from ksieve.planning.tune import laws, record, tasks, timing
+from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
+from ksieve.planning.tune.timing import Contender
+from ksieve.planning.tune.variants import compile_plans
+
+BEFORE, AFTER = "own", "ksieve"
+"""The engine's own operator, and what is in its place afterwards."""
+
+SHAPES = (
+    *((rows, width) for width in (16_384, 131_072) for rows in (1, 16, 64, 256)),
+    (2048, 131_072),
+)  # fmt: skip
+"""Decode batches, and rows of a prefill."""
+
+DTYPES = ("float32", "bfloat16")
+
+HOST_ROWS, HOST_WIDTH = 4, 4096
+HOST_CALLS, HOST_BLOCKS = 100, 20
+"""Calls between two waits for the device, fewer than its queue holds; and how often each side has its turn."""
+
+
+def cases(
+    operators: Sequence[Replaced], shapes: Sequence[tuple[int, int]] = SHAPES, dtypes: Sequence[str] = DTYPES
+) -> list[Case]:
+    """List what to measure, so that cases of a shape and dtype follow each other, and share their scores."""
+    return [
+        (operator, *shape, dtype)
+        for shape in shapes
+        for dtype in dtypes
+        for operator in operators
+        if dtype in operator.call.dtypes
+    ]
+
+
+def prepare(listed: Sequence[Case], k: int, progress: Progress) -> None:
+    """Compile the kernels of a `run` on all processors: those of ksieve, then those that the engines compile."""
+    device = tasks.require_device()
+    plans = []
+    for case in listed:
+        with contextlib.suppress(ArgumentError):  # the run says so
+            plans.append(_plan(case, k, device))
+    compile_plans(plans, progress)
+    firsts = {(operator.name, dtype): (operator, dtype) for operator, _, _, dtype in listed}
+    with ThreadPoolExecutor(min(len(firsts), os.cpu_count() or 1) or 1) as pool:
+        for done in [pool.submit(_first, *first, k) for first in firsts.values()]:
+            done.result()
+
+
+def _first(operator: Replaced, dtype: str, k: int) -> None:
+    """Call an engine's own operator once, so that its compiler has run."""
+    from ksieve.adapters._calls import engine_s_own
+
+    with engine_s_own(), contextlib.suppress(Exception):  # the run says so
+        made = _inputs(operator, _small(operator, dtype, k))
+        operator.own(made.matrix, **operator.call.arguments(made))
+
+
+def _small(operator: Replaced, dtype: str, k: int) -> Inputs:
+    """A matrix of a few rows."""
+    import torch
+
+    matrix = torch.randn(HOST_ROWS, HOST_WIDTH, device=_where()).to(getattr(torch, dtype))
+    lengths = torch.full((HOST_ROWS,), HOST_WIDTH - 100, dtype=torch.int32, device=matrix.device)
+    return Inputs(matrix, lengths, min(_k(operator, k), HOST_WIDTH))
+
+
+def _where() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _inputs(operator: Replaced, made: Inputs) -> Inputs:
+    """Add SGLang's plan of the lengths where an operator reads one."""
+    if "metadata" not in operator.operator.signatures[0]:
+        return made
+    plan = importlib.import_module(operator.operator.source).plan_topk_v2(made.lengths)
+    return Inputs(made.matrix, made.lengths, made.k, plan)
+
+
+def _k(operator: Replaced, k: int) -> int:
+    return min(k, operator.call.most_k or k)
+
+
+def _plan(case: Case, k: int, device: DeviceInfo) -> Plan:
+    """Plan of the selection that a call makes."""
+    import torch
+
+    from ksieve.adapters import _forms
+
+    operator, rows, width, dtype = case
+    module, _, function = operator.operator.adapter.partition(".")
+    matrix = torch.zeros(2, _k(operator, k), dtype=getattr(torch, dtype))
+    few = Inputs(matrix, torch.ones(2, dtype=torch.int32), _k(operator, k))
+    asked = _forms.seen(module, function, operator.call.arguments(few), matrix)
+    return api.plan(rows=rows, width=width, k=asked.k, dtype=dtype, device=device, options=asked.options)
+
+
+def run(
+    operators: Sequence[Replaced],
+    listed: Sequence[Case],
+    *,
+    absent: Mapping[str, str],
+    versions: Mapping[str, str],
+    k: int = 2048,
+    source: str = "endpoint",
+    rounds: int = 7,
+    seed: int = 0,
+    last: Sequence[str] = LAST,
+    progress: Progress | None = None,
+    each: Tell | None = None,
+) -> dict[str, Any]:
+    """Time operators before and after, and what a call costs the host.
+
+    Parameters
+    ----------
+    operators : sequence of Replaced
+        From `ksieve_lab.bench.engine_switch.installed`, which lasts.
+    listed : sequence of Case
+    absent, versions : mapping
+        From the same.
+    k : int
+    source : str
+        Of the scores, as in `ksieve_lab.bench.gpu.run`.
+    rounds, seed : int
+    last : sequence of str
+        Cases whose `ksieve_lab.bench.engine_cases.label` contains one of these come after the others.
+    progress, each : callable, optional
+        As in `ksieve_lab.bench.gpu.run`.
+
+    Returns
+    -------
+    dict
+        For `record.write_json`. ``shapes``: every case with the times of both, whether their answers
+        were exact, and the engine's time over that of ksieve. ``host``: microseconds of a call by operator. ``lost``:
+        the call that lost the GPU context, whose it was, and its error; nothing was measured after it.
+
+    Raises
+    ------
+    BackendError
+        Without PyTorch or a GPU, or when a first call has lost the GPU context.
+    """
+    tasks.require_device()
+    if timing.context_lost():  # in `prepare`, where calls run side by side
+        raise BackendError("a first call of an engine's operator lost the GPU context: choose others with --only")
+    every: list[Task] = [("shapes", case) for case in listed]
+    every += [("host", (each, HOST_ROWS, HOST_WIDTH, each.call.dtypes[0])) for each in operators]
+    asked = in_order(every, last)
+    results: dict[str, list[Facts]] = {"shapes": [], "host": []}
+    lost: list[dict[str, Any]] = []
+    for done, (task, facts) in enumerate(measured(asked, k, source, rounds, seed)):
+        results[task[0]].append(facts)
+        if by := facts.get(LOST_BY):
+            error = facts.get("skipped") or facts["selectors"][by]["error"]
+            lost.append({"call": label(task), "by": by, "error": error})
+        if progress is not None:
+            progress(done + 1, len(asked))
+        if each is not None and task[0] == "shapes":
+            each(facts)
+    for kind, case in asked[sum(map(len, results.values())) :]:
+        why = f"not measured: the GPU context was lost by {lost[0]['call']}"
+        results[kind].append(facts_of(case, _k(case[0], k)) | {"skipped": why})
+    algorithm = os.environ.get("FLASHINFER_TOPK_ALGO")
+    variables = {} if algorithm is None else {"FLASHINFER_TOPK_ALGO": algorithm}
+    settings = {
+        "k": k, "lengths": "ragged", "scores": gpu.source_name(source), "rounds": rounds, "seed": seed,
+        "last": list(last), "variables": variables,
+    }  # fmt: skip
+    told = {**results, "lost": lost, "absent": dict(absent), "versions": dict(versions)}
+    return record.payload("engines", settings, told, gpu=True)
+
+
+def measured(listed: Sequence[Task], k: int, source: str, rounds: int, seed: int) -> Generator[tuple[Task, Facts]]:
+    """Measure tasks in this process, in order, up to one that loses the GPU context."""
+    device, fill = tasks.require_device(), scores.source_of(source)
+    made: dict[tuple[int, int, str], Any] = {}
+    for task in listed:
+        kind, case = task
+        if kind == "host":
+            made.clear()
+            facts = _host(case[0], k)
+        else:
+            key = case[1:]
+            if key not in made:
+                made.clear()  # before the next matrices are made
+                made[key] = _matrices(*key, fill, seed)
+            facts = _measure(case, k, made[key], device, rounds)
+        yield task, facts
+        if LOST_BY in facts:
+            return
+
+
+def _matrices(rows: int, width: int, dtype: str, fill: laws.Fill, seed: int) -> tuple[list[Any], Any] | str:
+    lengths = scores.lengths_of("ragged", rows, width, seed, "cpu")
+    matrices = tasks.allocate(rows, width, dtype)
+    if isinstance(matrices, str):
+        return matrices
+    lengths = lengths.to(matrices[0].device)
+    for number, matrix in enumerate(matrices):
+        fill(matrix, lengths, seed + number)
+    synchronize()  # what fails later is not of the scores
+    return matrices, lengths
+
+
+def _measure(case: Case, k: int, made: tuple[list[Any], Any] | str, device: DeviceInfo, rounds: int) -> dict[str, Any]:
+    operator, rows, width, dtype = case
+    columns = _k(operator, k)
+    facts = facts_of(case, columns)
+    if isinstance(made, str):
+        return facts | {"skipped": made}
+    if (reason := operator.call.refusal(rows, width, columns, dtype)) is not None:
+        return facts | {"skipped": reason}
+    matrices, lengths = made
+    try:
+        inputs = [_inputs(operator, Inputs(matrix, lengths, columns)) for matrix in matrices]
+        synchronize()
+    except Exception as error:  # the engine's own plan
+        return facts | _failed(error)
+    contenders = [_contender(BEFORE, operator, inputs), _contender(AFTER, operator, inputs)]
+    set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
+    times = timing.measure(contenders, len(matrices), set_bytes, rounds=rounds)
+    selectors = {t.name: t.facts() for t in times}
+    for found in selectors.values():
+        if found.get("error"):
+            found["error"] = without_folders(found["error"])
+    if (culprit := next((t for t in times if t.lost), None)) is not None:
+        facts |= {LOST_BY: culprit.name}
+        if culprit.name == BEFORE:
+            return facts | {"skipped": f"the engine's own: {selectors[BEFORE]['error']}"}
+    with contextlib.suppress(ArgumentError):
+        selectors[AFTER] |= {"family": _plan(case, k, device).family}
+    own, ours = (selectors[name] for name in (BEFORE, AFTER))
+    known = all("median_us" in each and each["exact"] is True for each in (own, ours))
+    faster = {"times_faster": own["median_us"] / ours["median_us"]} if known else {}
+    return facts | {"input_sets": len(matrices), "selectors": selectors} | faster
+
+
+def _failed(error: Exception) -> Facts:
+    """Why the engine's own plan of the lengths has no result."""
+    return {"skipped": line(error)} | ({LOST_BY: BEFORE} if timing.context_lost() else {})
+
+
+def _contender(name: str, operator: Replaced, inputs: Sequence[Inputs]) -> Contender:
+    from ksieve.adapters._signatures import names_of
+    from ksieve.adapters._verify import _answer
+    from ksieve.checking.verify import verify
+
+    call, first = operator.call, names_of(operator.operator.signatures[0])[0]
+    arguments = [call.arguments(each) for each in inputs]
+    returned: list[Any] = [None] * len(inputs)
+
+    def select(i: int) -> None:
+        returned[i] = _call(name, operator, inputs[i].matrix, arguments[i])
+
+    def answer(i: int) -> Any:
+        return _answer(operator.operator, {first: inputs[i].matrix, **arguments[i]}, returned[i])
+
+    def check(i: int) -> bool:
+        each = inputs[i]
+        try:
+            found = indices(answer(i), call)
+            return verify(
+                each.matrix, None if call.whole else each.lengths, found, k=each.k // call.expand,
+                expand=None if call.expand == 1 else call.expand, block_bytes=VERIFY_BYTES,
+            ).ok  # fmt: skip
+        except ArgumentError:
+            return False  # an output of another shape or type than was asked for
+
+    return Contender(name, select, check, lambda i: answer(i).fill_(POISON))
+
+
+def _call(name: str, operator: Replaced, matrix: Any, arguments: dict[str, Any]) -> Any:
+    """Call one side, and make sure that it was that one which served."""
+    from ksieve.adapters._calls import engine_s_own
+    from ksieve.adapters._tally import TALLY
+
+    if name == BEFORE:
+        with engine_s_own():  # an operator of an engine may call another that is replaced
+            return operator.own(matrix, **arguments)
+    before = TALLY.fallbacks[operator.name]
+    try:
+        return operator.served(matrix, **arguments)
+    finally:
+        if TALLY.fallbacks[operator.name] != before:  # in place of an error of the engine's own too
+            reason = TALLY.reasons[operator.name]
+            raise BackendError(f"ksieve does not serve the call, and the engine's own operator does: {reason}")
+
+
+# ---- the host's share ---------------------------------------------------------------------------------------
+
+
+def _host(operator: Replaced, k: int) -> dict[str, Any]:
+    """Microseconds of the host in a call, before and after, in turns."""
+    from ksieve.adapters._calls import engine_s_own
+
+    dtype = operator.call.dtypes[0]
+    made = _small(operator, dtype, k)
+    facts = facts_of((operator, HOST_ROWS, HOST_WIDTH, dtype), made.k)
+    if (reason := operator.call.refusal(HOST_ROWS, HOST_WIDTH, made.k, dtype)) is not None:
+        return facts | {"skipped": reason}
+    try:
+        made = _inputs(operator, made)
+        synchronize()
+    except Exception as error:  # the engine's own plan
+        return facts | _failed(error)
+    arguments = operator.call.arguments(made)
+    blocks: dict[str, list[float]] = {BEFORE: [], AFTER: []}
+    errors: dict[str, str] = {}
+    for turn in range(-1, HOST_BLOCKS):
+        for name in (BEFORE, AFTER) if turn % 2 else (AFTER, BEFORE):
+            if name in errors:
+                continue
+            function = operator.own if name == BEFORE else operator.served
+            try:
+                if turn < 0:
+                    _call(name, operator, made.matrix, arguments)
+                with engine_s_own() if name == BEFORE else contextlib.nullcontext():
+                    seconds = _block(function, made.matrix, arguments)
+            except Exception as error:
+                errors[name] = line(error)
+                if timing.context_lost():
+                    return facts | {LOST_BY: name, "skipped": f"{name}: {errors[name]}"}
+                continue
+            if turn >= 0:
+                blocks[name].append(seconds / HOST_CALLS * 1e6)
+    for name, found in blocks.items():
+        known = {"median_us": statistics.median(found), "min_us": min(found)} if name not in errors else {}
+        facts[name] = known or {"error": errors[name]}
+    return facts
+
+
+def _block(function: Callable[..., Any], matrix: Any, arguments: dict[str, Any]) -> float:
+    """Seconds of the host in a block of calls that begins with an idle device."""
+    synchronize()
+    begin = time.perf_counter()
+    for _ in range(HOST_CALLS):
+        function(matrix, **arguments)
+    seconds = time.perf_counter() - begin
+    synchronize()  # an error of these calls is not the other side's
+    return seconds
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

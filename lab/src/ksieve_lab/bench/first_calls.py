@@ -1,0 +1,212 @@
+"""The first call of an adapter in a fresh process: with an empty cache, after ``ksieve build``, and with a bundle."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ksieve_lab.bench.engine_calls import CALLS, Inputs
+from ksieve_lab.bench.engine_switch import without_folders
+from ksieve_lab.bench.gpu import Progress
+
+EMPTY, BUILT, BUNDLE = "empty cache", "after build", "bundle"
+
+CHILD = "from ksieve_lab.bench import first_calls; first_calls.child()"
+SECONDS, BUILD_SECONDS = 60, 300
+"""Limits of a process that measures, and of one that builds."""
+
+
+@dataclass(frozen=True)
+class First:
+    """A call in a process of its own.
+
+    Attributes
+    ----------
+    adapter : str
+        ``module.function`` of `ksieve.adapters`.
+    rows, width, k : int
+    dtype : str
+    """
+
+    adapter: str
+    rows: int
+    width: int
+    k: int = 2048
+    dtype: str = "float32"
+
+    @property
+    def engine(self) -> str:
+        """Module of the adapter."""
+        return self.adapter.partition(".")[0]
+
+
+DECODE, PREFILL = (16, 131_072), (2048, 131_072)
+
+FIRSTS = (
+    First("vllm.top_k_per_row_decode", *DECODE),
+    First("vllm.top_k_per_row_prefill", *PREFILL),
+    First("sglang.topk_transform_paged_v2", *DECODE),
+    First("sglang.topk", *DECODE),
+    First("flashinfer.top_k_page_table_transform", *DECODE),
+)
+"""Main calls of the adapters. The kernels of an engine are built up to the largest of its calls, and their number
+grows fast with rows: so that the builds take a minute of 16 processors, rows of a prefill are vLLM's alone."""
+
+
+class Fresh:
+    """A fresh interpreter, which prints JSON; it gets ready by itself, and goes on when `said` is called.
+
+    Parameters
+    ----------
+    *arguments : str
+        Of the interpreter.
+    **variables : str
+        Added to the environment.
+    """
+
+    def __init__(self, *arguments: str, **variables: str) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments], env=os.environ | variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def ready(self) -> None:
+        """Wait for the line that it prints when it is ready, or for its end."""
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
+    def said(self, seconds: float = SECONDS) -> dict[str, Any]:
+        """Let it go on, and return what it prints, or why it printed nothing."""
+        try:
+            out, err = self._process.communicate("go\n", timeout=seconds)
+            if self._process.returncode:
+                last = re.sub(r"\s+", " ", err.strip()[-3000:])  # a compiler's log follows its error
+                return {"error": without_folders(f"the process failed: {last}")}
+            found: dict[str, Any] = json.loads(out)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            return {"error": f"the process took more than {seconds} s"}
+        except ValueError as error:
+            return {"error": f"the process printed no JSON: {error}"}
+        return found
+
+
+def run(
+    firsts: Sequence[First] = FIRSTS,
+    *,
+    progress: Progress | None = None,
+    save: Callable[[dict[str, Any]], object] = lambda found: None,
+) -> dict[str, Any]:
+    """Measure calls in fresh processes; the kernels are built in between, into a cache and into a bundle.
+
+    Several processes get ready at once and measure one after another, each alone.
+
+    Parameters
+    ----------
+    firsts : sequence of First
+    progress : callable, optional
+        Called as ``progress(processes done, processes in all)``.
+    save : callable, optional
+        Gets what is returned whenever more of it is known, so that an interruption costs the rest alone.
+
+    Returns
+    -------
+    dict
+        ``calls``: of each call, by state of the cache, the seconds of the first and of a second call until the answer
+        is there, and the kernels compiled. ``builds``: seconds and kernels of each engine's build, which fills the
+        cache and the bundle. A process that fails leaves its ``error``.
+    """
+    total, done = 3 * len(firsts), 0
+    none = {state: {"error": "not measured"} for state in (EMPTY, BUILT, BUNDLE)}
+    calls: dict[First, dict[str, Any]] = {first: asdict(first) | none for first in firsts}
+    found: dict[str, Any] = {"calls": list(calls.values()), "builds": []}
+    save(found)
+    with tempfile.TemporaryDirectory(prefix="ksieve-first-") as name:
+        cache = Path(name, "built")
+
+        def measure(*several: tuple[First, str, dict[str, str]]) -> None:
+            nonlocal done
+            processes = []
+            for first, _, variables in several:
+                # Each has an empty folder of its own: otherwise it would find kernels of the call before.
+                own = {"KSIEVE_CACHE_DIR": tempfile.mkdtemp(dir=name), "KSIEVE_BUNDLE": ""} | variables
+                processes.append(Fresh("-c", CHILD, json.dumps(asdict(first)), **own))
+            for process in processes:
+                process.ready()
+            for (first, state, _), process in zip(several, processes, strict=True):
+                calls[first][state] = process.said()
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+            save(found)
+
+        measure(*((first, EMPTY, {}) for first in firsts))
+        for engine in dict.fromkeys(first.engine for first in firsts):
+            own, bundle = [first for first in firsts if first.engine == engine], str(Path(name, f"{engine}.zip"))
+            # It finds kernels that are those of an engine before, too.
+            found["builds"].append({"engine": engine} | _build(own, cache, bundle))
+            save(found)
+            measure(
+                *((first, BUILT, {"KSIEVE_CACHE_DIR": str(cache)}) for first in own),
+                *((first, BUNDLE, {"KSIEVE_BUNDLE": bundle}) for first in own),
+            )
+    return found
+
+
+def _build(firsts: Sequence[First], cache: Path, bundle: str) -> dict[str, Any]:
+    """Build the kernels of an engine up to the largest of its calls."""
+    rows, width = max(first.rows for first in firsts), max(first.width for first in firsts)
+    several = {(f"--{name}", str(getattr(first, name))) for name in ("k", "dtype") for first in firsts}
+    arguments = [
+        "-m", "ksieve", "build", "--for", firsts[0].engine, *(text for pair in sorted(several) for text in pair),
+        "--max-rows", str(rows), "--max-width", str(width), "--bundle", bundle, "--json",
+    ]  # fmt: skip
+    begin = time.perf_counter()
+    said = Fresh(*arguments, KSIEVE_CACHE_DIR=str(cache), KSIEVE_BUNDLE="").said(BUILD_SECONDS)
+    facts = {"rows": rows, "width": width, "processors": len(os.sched_getaffinity(0))}
+    if "error" in said:
+        return facts | said
+    seconds = time.perf_counter() - begin
+    return facts | {"seconds": seconds, "kernels": len(said["kernels"]), "compiled": said["compiled"]}
+
+
+def child(text: str | None = None) -> None:
+    """Get ready, print a line, wait for one, measure one call in this process, and print it as JSON."""
+    import importlib
+
+    import torch
+
+    from ksieve.adapters import report
+    from ksieve_lab.bench.engines import synchronize
+
+    first = First(**json.loads(text or sys.argv[1]))
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    matrix = torch.randn(first.rows, first.width, device=where).to(getattr(torch, first.dtype))
+    lengths = torch.full((first.rows,), first.width - first.width // 8, dtype=torch.int32, device=where)
+    made = Inputs(matrix, lengths, first.k)
+    arguments = CALLS[first.adapter].arguments(made)
+    synchronize()
+    # The engine has imported the adapter long before its first request.
+    function = getattr(importlib.import_module(f"ksieve.adapters.{first.engine}"), first.adapter.partition(".")[2])
+    print("ready", flush=True)
+    if not sys.stdin.readline():
+        return  # the process that asked is gone
+    times = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        function(matrix, **arguments)
+        synchronize()
+        times.append(time.perf_counter() - begin)
+    said = report()
+    found = {"seconds": times[0], "again_seconds": times[1], "compiled": said.compiled}
+    print(json.dumps(found | {"waited_seconds": said.compile_seconds}))

@@ -1,0 +1,284 @@
+"""The cost of every serving option: a call with it against the plain call, on the same tensors in the same rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ksieve import api
+from ksieve.core import arguments
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
+from ksieve.core.options import dtype_text
+from ksieve_lab.bench import floor, gpu, scores
+from ksieve_lab.bench.gpu import Progress, Tell
+from ksieve.planning.plan import Plan
+from ksieve.planning.tune import laws, record, tasks, timing
+from ksieve.planning.tune.timing import Contender, Timing
+
+SHAPES = ((1, 262_144), (16, 131_072), (64, 65_536), (512, 131_072), (4096, 16_384), (1024, 262_144))
+"""Few long rows, whose calls are latency, and enough rows to fill a device, whose calls are bandwidth."""
+
+PAGE_SIZE = 64
+SHORT = 8
+"""Width of a matrix over that of its longest row."""
+
+TOKENS = 2
+VERIFY_BYTES = 4 << 30
+PLAIN = "plain"
+
+Keywords = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option to time.
+
+    Attributes
+    ----------
+    name : str
+    keywords : callable
+        Makes the arguments that ask for it from (rows, width, k, lengths).
+    scores : callable, optional
+        Makes its scores from those of the plain call. Default: the same.
+    """
+
+    name: str
+    keywords: Callable[[int, int, int, Any], Keywords]
+    scores: Callable[[Any], Any] = lambda matrix: matrix
+
+
+def _starts(rows: int, width: int, k: int, lengths: Any) -> Keywords:
+    import torch
+
+    # Every residue of a 16-byte boundary; windows stay as long as the lengths allow.
+    starts = torch.arange(rows, dtype=torch.int32, device=lengths.device) % 7
+    return {"starts": torch.minimum(starts, (lengths - k).clamp(min=0)), "ends": lengths, "lengths": None}
+
+
+def _tokens(rows: int, width: int, k: int, lengths: Any) -> Keywords:
+    return {"next_n": TOKENS, "lengths": lengths[TOKENS - 1 :: TOKENS].contiguous()} if rows % TOKENS == 0 else {}
+
+
+def _row_k(rows: int, width: int, k: int, lengths: Any) -> Keywords:
+    import torch
+
+    return {"k": torch.full((rows,), k, dtype=torch.int32, device=lengths.device), "max_k": k}
+
+
+def _pages(rows: int, width: int, k: int, lengths: Any) -> Keywords:
+    import torch
+
+    # A table that maps every page to itself is read like any other, and leaves positions that can be verified.
+    pages = torch.arange(-(-width // PAGE_SIZE), dtype=torch.int32, device=lengths.device)
+    return {"page_table": pages.repeat(rows, 1), "page_size": PAGE_SIZE}
+
+
+def _offsets(rows: int, width: int, k: int, lengths: Any) -> Keywords:
+    import torch
+
+    return {"offsets": torch.zeros(rows, dtype=torch.int32, device=lengths.device)}
+
+
+def _short(rows: int, width: int, k: int, lengths: Any) -> Keywords:
+    # As in the matrix of an engine, which is as wide as the longest row that it takes.
+    return {"lengths": lengths.clamp(max=width // SHORT)} if width >= SHORT else {}
+
+
+def _fixed(**keywords: Any) -> Callable[[int, int, int, Any], Keywords]:
+    return lambda *_: keywords
+
+
+def _together(*parts: Callable[[int, int, int, Any], Keywords]) -> Callable[[int, int, int, Any], Keywords]:
+    def merged(rows: int, width: int, k: int, lengths: Any) -> Keywords:
+        found: Keywords = {}
+        for part in parts:
+            found |= part(rows, width, k, lengths)
+        return found
+
+    return merged
+
+
+OPTIONS = (
+    Option(PLAIN, _fixed()),
+    Option("windows", _starts),
+    Option("next_n", _tokens),
+    Option("k per row", _row_k),
+    Option("page table", _pages),
+    Option("page table and raw", _together(_pages, _fixed(return_raw=True))),
+    Option("offsets", _offsets),
+    Option("values", _fixed(return_values=True)),
+    Option("int64", _fixed(index_dtype="int64")),
+    Option("tie-break", _fixed(tie_break="low")),
+    Option("by index", _fixed(sorted="index")),
+    Option("by value", _fixed(sorted=True, return_values=True)),
+    Option("deterministic", _fixed(deterministic=True)),
+    Option("overlap", _fixed(overlap=True)),
+    # Negated, so that the same positions are selected.
+    Option("smallest", _fixed(largest=False), lambda matrix: -matrix),
+    Option("NaN highest", _fixed(nan="highest")),
+    Option("int64 lengths", lambda rows, width, k, lengths: {"lengths": lengths.long()}),
+    # Of the first row's scores, which stay in L2.
+    Option(
+        "pitch 0", lambda rows, width, k, lengths: {"lengths": lengths}, lambda matrix: matrix[:1].expand_as(matrix)
+    ),
+    # Planned for the matrix, and for the columns that a host knows to hold all rows.
+    Option("short rows", _short),
+    Option("short rows, bounded", _short, lambda matrix: matrix[:, : matrix.shape[1] // SHORT]),
+    Option("windows, pages, deterministic", _together(_starts, _pages, _fixed(deterministic=True))),
+)
+
+
+def run(
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    k: int = 2048,
+    *,
+    lengths: str = "causal",
+    dtype: str = "float32",
+    source: str = "endpoint",
+    names: Sequence[str] | None = None,
+    rounds: int = 7,
+    seed: int = 0,
+    progress: Progress | None = None,
+    each: Tell | None = None,
+) -> dict[str, Any]:
+    """Time every option of `OPTIONS`, or those of `names`, and the plain call; other arguments as in `gpu.run`.
+
+    Returns
+    -------
+    dict
+        ``shapes``: per shape the floor and the selectors, each with ``of_plain``, its median over the plain call's.
+        ``of_plain``: per option, `gpu.mean_of` the same over all shapes.
+
+    Raises
+    ------
+    ArgumentError
+        If a name is unknown.
+    """
+    known = {option.name: option for option in OPTIONS}
+    for name in names or ():
+        if name not in known:
+            raise ArgumentError("options", repr(name), f"names of {', '.join(known)}")
+    chosen = [known[name] for name in dict.fromkeys((PLAIN, *(names or known)))]
+    device, fill = tasks.require_device(), scores.source_of(source)
+    results = gpu.over(
+        shapes, lambda shape: _shape(shape, k, lengths, dtype, fill, chosen, rounds, seed, device), progress, each
+    )
+    settings = {
+        "shapes": list(shapes), "k": k, "lengths": lengths, "dtype": dtype, "scores": gpu.source_name(source),
+        "rounds": rounds, "seed": seed,
+    }  # fmt: skip
+    ratios = {
+        option.name: [
+            facts["of_plain"]
+            for shape in results
+            if "of_plain" in (facts := shape.get("selectors", {}).get(option.name, {}))
+        ]
+        for option in chosen
+    }
+    means = {name: _mean(values) for name, values in ratios.items() if values}
+    return record.payload("options", settings, {"shapes": results, "of_plain": means}, gpu=True)
+
+
+def _mean(values: Sequence[float]) -> dict[str, float]:
+    return {"geometric_mean": float(np.exp(np.mean(np.log(values)))), "most": max(values), "shapes": len(values)}
+
+
+def _shape(
+    shape: tuple[int, int],
+    k: int,
+    lengths_kind: str,
+    dtype: str,
+    fill: laws.Fill,
+    chosen: Sequence[Option],
+    rounds: int,
+    seed: int,
+    device: DeviceInfo,
+) -> dict[str, Any]:
+    rows, width = shape
+    facts: dict[str, Any] = {"rows": rows, "width": width}
+    matrices = tasks.allocate(rows, width, dtype)
+    if isinstance(matrices, str):
+        return facts | {"skipped": matrices}
+    lengths = scores.lengths_of(lengths_kind, rows, width, seed, matrices[0].device)
+    for number, matrix in enumerate(matrices):
+        fill(matrix, lengths, seed + number)
+    reads = floor.contenders(matrices, lengths, device)
+    contenders, plans = list(reads), {}
+    fewest = tasks.valid_scores(lengths, width)  # that an option's call reads: those of short rows fit L2
+    for option in chosen:
+        asking = option.keywords(rows, width, k, lengths)
+        if option.name != PLAIN and not asking:
+            continue  # the shape has no room for it
+        keywords = {"lengths": lengths} | asking
+        asked = {name: value for name, value in keywords.items() if name in arguments.NAMES}
+        bounds = keywords.get("ends") if keywords["lengths"] is None else keywords["lengths"]
+        fewest = min(fewest, tasks.valid_scores(bounds, width))
+        options = arguments.resolve(
+            asked, None, per_row_k="k" in keywords, lengths=keywords["lengths"] is not None,
+            length_dtype=dtype_text(getattr(bounds, "dtype", None)),
+        )  # fmt: skip
+        own = [option.scores(matrix) for matrix in matrices]
+        plan = api.plan(rows=rows, width=own[0].shape[1], k=k, dtype=dtype, device=device, options=options)
+        plans[option.name] = plan
+        contenders.append(_contender(option.name, plan, own, keywords))
+    times = timing.measure(contenders, len(matrices), fewest * matrices[0].element_size(), rounds=rounds)
+    least = min((t for t in times[: len(reads)] if t.rounds), key=lambda t: t.median, default=Timing("none"))
+    selectors = {t.name: t.facts() for t in times[len(reads) :]}
+    plain = selectors[PLAIN].get("median_us")
+    for name, found in selectors.items():
+        found |= gpu.plan_facts(plans[name])
+        if plain and "median_us" in found:
+            found |= {"of_plain": found["median_us"] / plain, "of_floor": least.median / found["median_us"]}
+    return gpu.compact(facts | {"floor_us": least.median, "floor_kernel": least.name, "selectors": selectors})
+
+
+def _contender(name: str, plan: Plan, matrices: Sequence[Any], keywords: Keywords) -> Contender:
+    import torch
+
+    rows, k, options = matrices[0].shape[0], plan.problem.k, plan.problem.options
+    index = getattr(torch, options.index_dtype)
+
+    def new(dtype: Any) -> list[Any]:
+        return [torch.empty(rows, k, dtype=dtype, device=matrices[0].device) for _ in matrices]
+
+    outputs = {"out": new(index)}
+    outputs |= {"values_out": new(matrices[0].dtype)} if options.values else {}
+    outputs |= {"raw_out": new(index)} if options.raw else {}
+    given = {n: v for n, v in keywords.items() if n != "lengths"}
+    held: list[Any] = []
+
+    def select(i: int) -> None:
+        if not held:
+            held.append(plan.workspace())
+        filled = {n: arrays[i] for n, arrays in outputs.items()}
+        api.topk(matrices[i], keywords["lengths"], plan=plan, workspace=held[0], **filled, **given)
+
+    def poison(i: int) -> None:
+        for arrays in outputs.values():
+            arrays[i].fill_(tasks.POISON if arrays[i].dtype is index else 7.0)
+
+    return Contender(
+        name, select, lambda i: _exact(matrices[i], keywords, {n: a[i] for n, a in outputs.items()}), poison
+    )
+
+
+def _exact(matrix: Any, keywords: Keywords, filled: dict[str, Any]) -> bool:
+    """Whether an answer is exact, in its order, and its values those of its positions."""
+    from ksieve.checking.verify import verify
+
+    asked = {name: keywords[name] for name in _JUDGED if name in keywords}
+    if not verify(matrix, keywords["lengths"], filled["out"], block_bytes=VERIFY_BYTES, **asked).ok:
+        return False
+    if "values_out" in filled:
+        used = filled["out"] >= 0
+        right = matrix.gather(1, filled["out"].clamp(min=0).long())
+        return bool(((filled["values_out"] == right) | ~used).all())
+    return bool((filled["raw_out"] == filled["out"]).all()) if "raw_out" in filled else True
+
+
+_JUDGED = ("starts", "ends", "next_n", "k", "largest", "nan", "sorted", "tie_break")
+"""Arguments that the verifier takes as the call does; page tables and offsets change no position here."""

@@ -1,0 +1,354 @@
+"""Selection over ranks: times of local selection, pairs and the planner's schedule, and verified rows.
+
+Every rank runs this code, under ``torchrun`` or alone. Verified rows and replays: `ksieve_lab.bench.rank_rows`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+
+from ksieve import api
+from ksieve.checking.verify import verify
+from ksieve.core.errors import BackendError
+from ksieve.core.options import PLAIN, Options
+from ksieve.core.problem import Device, Problem
+from ksieve.distributed import Contiguous, Interleaved, Pairs, ShardPlan, fused, plan, topk
+from ksieve.distributed.agreement import distributed, gather
+from ksieve.distributed.layouts import Layout
+from ksieve_lab.bench import rank_rows
+from ksieve.planning.tune import record
+from ksieve.planning.tune.timing import input_sets
+
+SHAPES = ((1, 131_072), (16, 131_072), (64, 131_072))
+"""Rows and width of whole rows in the default measurement."""
+
+LAYOUTS: dict[str, Layout] = {"contiguous": Contiguous(), "interleaved 64": Interleaved(64)}
+"""Layouts that are timed."""
+
+MOST_JUDGED = 64
+"""Rows of a measurement whose answers are judged."""
+
+MOST_BYTES = 4 << 30
+"""Memory of all input sets of a shape, unless one alone takes more."""
+
+_WARM_UPS = 2
+_BUSY_BYTES = 1 << 30  # written in about 300 us, in which every host enqueues a replay
+
+Progress = Callable[[int, int], None]
+Spent = Callable[[str], None]
+"""Adds the time since its last call to that of a phase."""
+
+
+@contextmanager
+def group(kind: str) -> Iterator[tuple[int, int]]:
+    """Join the process group that ``torchrun`` asks for, or one of this process alone; yields rank and world.
+
+    Raises
+    ------
+    BackendError
+        PyTorch is not installed.
+    """
+    try:
+        import torch.distributed as dist
+    except ImportError:
+        raise BackendError("ranks are those of PyTorch: pip install 'ksieve[torch]'") from None
+    ours = not dist.is_initialized()
+    if ours:
+        backend = "nccl" if kind == "cuda" else "gloo"
+        if kind == "cuda":
+            import torch
+
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.get_rank(), dist.get_world_size()
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def run(
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    *,
+    k: int = 2048,
+    dtypes: Sequence[str] = ("float32",),
+    interleaved: Sequence[tuple[int, int]] = (),
+    rounds: int = 9,
+    verified_rows: int = 0,
+    replays: int = 0,
+    kind: str = "cpu",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure on this rank; a process group must exist (`group`). Every rank must call it.
+
+    Parameters
+    ----------
+    shapes : sequence of (rows, width)
+        Of whole rows, in contiguous shards.
+    k : int
+    dtypes : sequence of str
+    interleaved : sequence of (rows, width)
+        Of whole rows in interleaved shards, which are timed besides.
+    rounds : int
+        Timed calls of each selector, in turn; medians are reported.
+    verified_rows : int
+        Rows to verify besides, of many shapes, layouts, dtypes and outputs.
+    replays : int
+        Replays of CUDA graphs to verify besides, with other scores and lengths each.
+    kind : {"cpu", "cuda"}
+        On CUDA calls are timed as replays of a CUDA graph.
+    seed : int
+    progress : callable, optional
+        Receives the number of steps done, and of all.
+
+    Returns
+    -------
+    dict
+        For `record.write_json`; verdicts are those of the first rank. "seconds" has those of each
+        phase on this rank.
+    """
+    world, first = distributed().get_world_size(), distributed().get_rank() == 0
+    listed = [("contiguous", shape, dtype) for shape in shapes for dtype in dtypes]
+    listed += [("interleaved 64", shape, dtype) for shape in interleaved for dtype in dtypes]
+    steps, done = len(listed) + -(-verified_rows // rank_rows.VERIFIED_AT_A_TIME), 0
+    seconds: dict[str, float] = {}
+    since = time.perf_counter()
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, steps)
+
+    def spent(phase: str) -> None:
+        nonlocal since
+        now = time.perf_counter()
+        seconds[phase] = round(seconds.get(phase, 0) + now - since, 3)
+        since = now
+
+    cases = [(name, shape[1], _plans(name, *shape, k, dtype, kind)) for name, shape, dtype in listed]
+    if kind == "cuda":
+        of_rows = [made for *_, made in rank_rows.drawn(verified_rows, kind, seed)]
+        of_rows += rank_rows.replay_plans(kind) if replays else []
+        spent("plans")
+        _compile([made for *_, plans in cases for made in plans.values()], of_rows)
+        spent("compilation")
+    results: dict[str, Any] = {"world": world, "shapes": [], "verified": None, "replays": None, "seconds": seconds}
+    for name, width, plans in cases:
+        results["shapes"].append({"layout": name} | _measure(plans, width, rounds, seed, spent))
+        step()
+    if verified_rows:
+        results["verified"] = rank_rows.verify_rows(verified_rows, kind=kind, seed=seed, each=step)
+        spent("verified rows")
+    if replays:
+        results["replays"] = rank_rows.replay(replays, kind=kind, seed=seed)
+        spent("replays")
+    settings = {
+        "shapes": list(shapes), "interleaved": list(interleaved), "k": k, "dtypes": list(dtypes), "rounds": rounds,
+        "verified_rows": verified_rows, "replays": replays, "device": kind, "seed": seed,
+    }  # fmt: skip
+    return record.payload("ranks", settings, results, gpu=kind == "cuda" and first)
+
+
+def _plans(name: str, rows: int, width: int, k: int, dtype: str, kind: str) -> dict[str, ShardPlan]:
+    """Plans of one shape: the schedule of pairs, and the planner's."""
+    dist, layout = distributed(), LAYOUTS[name]
+    own = layout.widths(width, dist.get_world_size())[dist.get_rank()]
+    asked = cast(Any, {"rows": rows, "width": own, "k": k, "dtype": dtype, "device": kind, "layout": layout})
+    return {"pairs": plan(**asked, schedule=Pairs()), "planned": plan(**asked)}
+
+
+def _compile(timed: Iterable[ShardPlan], others: Iterable[ShardPlan]) -> None:
+    """Compile the kernels of plans, and of the calls timed with them, on all processors of the machine.
+
+    Otherwise every rank meets the kernels in the same order, and waits for the one that compiles: some sixty times.
+    """
+    import torch
+
+    from ksieve.backends.cuda import ranks
+    from ksieve.backends.cuda.jit import cache
+    from ksieve.backends.cuda.jit.spec import KernelSpec, architecture, kernel_spec
+    from ksieve.backends.cuda.runtime import driver
+    from ksieve.planning import choose, length_bins
+
+    if not int(os.environ.get("LOCAL_RANK", "0")):
+        device = driver.get().device_info(torch.cuda.current_device())
+        arch = architecture(device.capability)
+        wanted: dict[KernelSpec, None] = {}
+        for made, is_timed in [(made, True) for made in timed] + [(made, False) for made in others]:
+            shape, kernels = made.shape, fused.covers(made)
+            best = Options(values=True, order="any" if kernels else "value", tie_break="low")
+            asked = [(own, best) for own in set(made.widths) if own]
+            if is_timed:
+                asked += [(made.width, PLAIN), (made.width, Options(values=True)), (shape.world * shape.k, PLAIN)]
+            for width, options in asked:
+                problem = Problem(shape.rows, width, width, shape.k, made.dtype, Device("cuda", device.index), options)
+                parts = length_bins.launches(choose.choose(problem, device, kept=False))
+                wanted |= {kernel_spec(part): None for part in parts}
+            if kernels:
+                (stems, slots), few = fused.launches(made), shape.rows <= device.sm_count
+                wanted |= {ranks.rank_kernel(s, arch, slots=slots, dtype=made.dtype, few=few): None for s in stems}
+        for _ in cache.compile_all(wanted):  # what fails is reported by the call that needs it
+            pass
+    distributed().barrier()
+
+
+# ---- times -------------------------------------------------------------------------------------------------
+
+
+def _measure(plans: dict[str, ShardPlan], width: int, rounds: int, seed: int, spent: Spent) -> dict[str, Any]:
+    """Times of one shape, the slowest rank's: the shard alone, a gather of pairs as engines write it, and plans."""
+    made = plans["pairs"]
+    shape, kind, dtype = made.shape, made.device, made.dtype
+    rows, k, world, own = shape.rows, shape.k, shape.world, made.width
+    sets = _sets(rows * own * (4 if dtype == "float32" else 2)) if kind == "cuda" else 1
+    shards = [_shard([seed, made.rank, number], rows, own, dtype, kind) for number in range(sets)]
+    calls: dict[str, Callable[[int], Any]] = {
+        "local": lambda i: api.topk(shards[i], k=k),
+        "gathered": lambda i: _gathered(shards[i], made),
+    }
+    calls |= {name: lambda i, of=of: topk(shards[i], plan=of) for name, of in plans.items()}  # type: ignore[misc]
+    found: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "sets": sets, "selectors": {}}
+    judged = min(rows, MOST_JUDGED)
+    whole = _whole(shards[0][:judged], made)
+    spent("scores")
+    for name, call in calls.items():
+        facts: dict[str, Any] = {}
+        found["selectors"][name] = facts
+        answer = call(0)
+        if name == "local":
+            continue
+        if name in plans:
+            of = plans[name]
+            facts |= {"schedule": str(of.schedule), "bytes": [message.size for message in of.messages]}
+            facts |= {"modelled_us": of.modelled_us}
+            exact = not rank_rows.judge(of, whole, None, [part[:judged] for part in answer])[0]
+        elif made.rank == 0:
+            exact = bool(verify(whole, None, answer[:judged], k=k))
+        facts["exact"] = exact if made.rank == 0 else None
+    spent("first calls")
+    runs = {name: _timer(call, sets, kind) for name, call in calls.items()}
+    spent("graphs")
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(_WARM_UPS + rounds):
+        first = number % len(runs)
+        for name in [*runs][first:] + [*runs][:first]:
+            distributed().barrier()
+            us = runs[name]()
+            if number >= _WARM_UPS:
+                times[name].append(us)
+    for name, each in times.items():
+        found["selectors"][name] |= record.times(_slowest(each, world, kind))
+    local_us = found["selectors"]["local"]["median_us"]
+    for name in ("gathered", *plans):
+        found["selectors"][name]["added_us"] = found["selectors"][name]["median_us"] - local_us
+    spent("times")
+    return found
+
+
+def _gathered(shard: Any, made: ShardPlan) -> Any:
+    """Positions of the k best, as engines merge them: every rank gathers all pairs, and selects again."""
+    import torch
+
+    world, k = made.shape.world, made.shape.k
+    ids, values = api.topk(shard, k=k, return_values=True)
+    if isinstance(made.layout, Contiguous):
+        places = ids + sum(made.widths[: made.rank])
+    else:
+        places = made.layout.positions(ids, made.rank, made.widths).int()
+    places = torch.where(ids < 0, -1, places)
+
+    def of_all(array: Any) -> Any:
+        return gather(distributed(), array, world, None).transpose(0, 1).reshape(array.shape[0], world * k)
+
+    places, values = of_all(places), of_all(values)
+    return places.gather(1, api.topk(values, k=k).long())
+
+
+def _shard(seed: list[int], rows: int, width: int, dtype: str, kind: str) -> Any:
+    import torch
+
+    if kind == "cpu":
+        return rank_rows.tensor(np.random.default_rng(seed).standard_normal((rows, width), np.float32), dtype, kind)
+    generator = torch.Generator(kind).manual_seed(hash(tuple(seed)))
+    return torch.randn(rows, width, generator=generator, dtype=getattr(torch, dtype), device=kind)
+
+
+def _whole(shard: Any, made: ShardPlan) -> Any:
+    """Whole rows of all shards, on every rank."""
+    import torch
+
+    widths = made.widths
+    padded = torch.nn.functional.pad(shard, (0, max(widths) - shard.shape[1])).contiguous()
+    every = gather(distributed(), padded, len(widths), None)
+    whole = shard.new_empty(shard.shape[0], sum(widths))
+    for rank, own in enumerate(widths):
+        whole[:, torch.from_numpy(made.layout.positions(np.arange(own), rank, widths)).to(whole.device)] = every[
+            rank, :, :own
+        ]
+    return whole
+
+
+def _sets(bytes_of_a_set: int) -> int:
+    import torch
+
+    l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    return input_sets(bytes_of_a_set, l2, MOST_BYTES)
+
+
+def _slowest(times: list[float], world: int, kind: str) -> list[float]:
+    """Of every round the time of the slowest rank."""
+    import torch
+
+    every = gather(distributed(), torch.tensor(times, dtype=torch.float64, device=kind), world, None)
+    return cast(list[float], every.max(0).values.tolist())
+
+
+def _timer(call: Callable[[int], Any], sets: int, kind: str) -> Callable[[], float]:
+    """A function that runs the call and returns its microseconds; on CUDA by a graph of one call for each set.
+
+    Call it on all ranks at once.
+    """
+    if kind == "cpu":
+
+        def timed() -> float:
+            start = time.perf_counter()
+            call(0)
+            return (time.perf_counter() - start) * 1e6
+
+        return timed
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for number in range(sets):
+            call(number)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for number in range(sets):
+            call(number)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    busy = torch.empty(_BUSY_BYTES, dtype=torch.uint8, device="cuda")
+
+    def replayed() -> float:
+        torch.cuda.synchronize()
+        busy.zero_()  # meanwhile the replay is enqueued, so that no rank waits for another's host
+        distributed().all_reduce(busy[:1])  # GPUs begin together
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) * 1e3 / sets
+
+    return replayed

@@ -1,0 +1,113 @@
+"""Scores of the GPU benches by name, and lengths by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ksieve.core.errors import ArgumentError
+from ksieve.core.paths import unreadable
+from ksieve.planning.tune.laws import Fill, blocks, endpoint_structured, normal
+
+
+def lengths_of(kind: str, rows: int, width: int, seed: int = 0, device: Any = "cuda") -> Any:
+    """Valid lengths of a kind of `ksieve_lab.workloads.lengths`, or a number that all rows have; int32."""
+    import torch
+
+    from ksieve_lab.workloads.lengths import LENGTHS
+
+    if kind.isdecimal():
+        return torch.full((rows,), min(int(kind), width), dtype=torch.int32, device=device)
+    check_lengths(kind)
+    return torch.from_numpy(LENGTHS[kind](rows, width, seed=seed)).to(device)
+
+
+def check_lengths(kind: str) -> None:
+    """Refuse lengths that `lengths_of` does not make."""
+    from ksieve_lab.workloads.lengths import LENGTHS
+
+    if not kind.isdecimal() and kind not in LENGTHS:
+        raise ArgumentError("lengths", repr(kind), f"one of {', '.join(LENGTHS)}, or a number")
+
+
+def lengths_text(kind: str) -> str:
+    """The same in words."""
+    return f"lengths of {int(kind):,}" if kind.isdecimal() else f"{kind} lengths"
+
+
+def source_of(text: str) -> Fill:
+    """Where scores come from, by name.
+
+    Parameters
+    ----------
+    text : str
+        "endpoint", "normal", or "factors:PATH" with a capture that holds an indexer's factors.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none of them.
+    FileFormatError
+        If the file holds no factors.
+    """
+    check_source(text)
+    if text == "endpoint":
+        return endpoint_structured
+    return normal if text == "normal" else Factors(text.partition(":")[2]).fill
+
+
+def check_source(text: str) -> None:
+    """Refuse scores that `source_of` does not make, before a file is opened."""
+    kind, _, path = text.partition(":")
+    if text not in ("endpoint", "normal") and not (kind == "factors" and path):
+        raise ArgumentError("scores", repr(text), "endpoint, normal or factors:PATH")
+    if path and (fault := unreadable(Path(path))):
+        raise ArgumentError("scores", f"{text!r} ({fault})", "factors:PATH of a capture")
+
+
+class Factors:
+    """Scores computed from an indexer's stored factors: ``key_scale * sum_j w_j * max(0, q_j . key)``.
+
+    A row of the matrix is a query of the file, against its last keys. What the file is too small for is made of the
+    same factors: further rows pair a query with another one's weights, and columns past the last key start over at the
+    first one with another query, so that no score comes twice in a row.
+    """
+
+    TERMS = 1 << 28
+    """Products per matrix product: bounds the temporaries to about 1 GB."""
+
+    def __init__(self, path: str | Path) -> None:
+        from safetensors.torch import load_file
+
+        from ksieve_lab.captures.format import open_capture
+        from ksieve.core.errors import FileFormatError
+
+        with open_capture(path) as capture:
+            if capture.kind != "factors":
+                raise FileFormatError(f"{path}: holds scores, not an indexer's factors")
+        tensors = load_file(path)
+        self._q, self._w = tensors["q"].float(), tensors["w"].float()
+        self._keys = tensors["k"].float()
+        self._scale = tensors["k_scale"].float() if "k_scale" in tensors else self._keys.new_ones(len(self._keys))
+
+    def fill(self, matrix: Any, lengths: Any, seed: int = 0) -> None:
+        """Fill a matrix; another seed starts at another query."""
+        import torch
+
+        rows, width = matrix.shape
+        device = matrix.device
+        self._q, self._w, self._keys, self._scale = (t.to(device) for t in (self._q, self._w, self._keys, self._scale))
+        (queries, heads, _), count = self._q.shape, len(self._keys)
+        row = torch.arange(rows, device=device)
+        # The file's last queries, for few rows: those that see the most keys.
+        query = (queries - min(rows, queries) + row + seed * rows) % queries
+        for tile, first in enumerate(range(0, width, count)):
+            columns = slice(first, min(first + count, width))
+            size = columns.stop - first
+            last = slice(count - size, count)
+            asked = (query + 257 * tile) % queries
+            weight = self._w[(asked + 131 * (row // queries)) % queries]
+            for part in blocks(rows, size * heads, self.TERMS):
+                dots = self._q[asked[part]].flatten(0, 1) @ self._keys[last].T
+                dots = dots.view(-1, heads, size).relu_().mul_(weight[part, :, None])
+                matrix[part, columns] = dots.sum(1).mul_(self._scale[last])

@@ -1,0 +1,92 @@
+"""Costs outside a call, measured in fresh processes: import, first call, and memory in addition to the arguments."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+_IMPORT = """
+import time
+start = time.perf_counter()
+import ksieve
+print(time.perf_counter() - start)
+"""
+
+_FIRST_CALL = """
+import time
+import numpy as np
+scores = np.arange(65536, dtype=np.float32)[None]
+start = time.perf_counter()
+import ksieve
+ksieve.topk(scores, k=2048)
+print(time.perf_counter() - start)
+"""
+
+# Writing 5 to clear_refs resets the peak (VmHWM), so that the start of Python is not measured.
+_MEMORY = """
+import sys
+import numpy as np
+import ksieve
+from ksieve_lab.workloads.producers import find_producer
+
+def resident(field):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field)) * 1024
+
+threads, k, names = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+rows, width = 8 * threads, 131072
+plan = ksieve.plan(rows=rows, width=width, k=k)
+out = np.zeros((rows, k), np.int32)
+tiny = np.zeros((rows, width), np.float32)
+ksieve.topk(tiny[:, :300], k=k, plan=plan, out=out)
+worst = 0
+for name in names:
+    scores = find_producer(name)(rows, width, k=k)
+    with open("/proc/self/clear_refs", "w") as clear:
+        clear.write("5")
+    before = resident("VmRSS")
+    ksieve.topk(scores, plan=plan, out=out)
+    worst = max(worst, resident("VmHWM") - before)
+print(worst)
+"""
+
+
+def import_seconds(repeats: int = 5) -> float:
+    """Median seconds of ``import ksieve`` in a fresh interpreter."""
+    return statistics.median(float(_fresh(_IMPORT)) for _ in range(repeats))
+
+
+def first_call_seconds(repeats: int = 3) -> tuple[float, float]:
+    """Seconds from before ``import ksieve`` to the first result: with nothing compiled yet, and from the disk cache."""
+    with tempfile.TemporaryDirectory(prefix="ksieve-cache-") as cache:
+        compiling = float(_fresh(_FIRST_CALL, KSIEVE_CACHE_DIR=cache))
+        cached = statistics.median(float(_fresh(_FIRST_CALL, KSIEVE_CACHE_DIR=cache)) for _ in range(repeats))
+    return compiling, cached
+
+
+def extra_bytes(threads: int, k: int, producers: list[str]) -> int | None:
+    """Growth of the resident peak during a call, over all threads, the worst of the producers; None off Linux.
+
+    The pages of thread stacks and of the kernel's machine code first touched there count too.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    return int(_fresh(_MEMORY, str(threads), str(k), *producers, NUMBA_NUM_THREADS=str(threads)))
+
+
+def _fresh(code: str, *arguments: str, **environment: Any) -> str:
+    """Last line printed by a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"a measuring process failed:\n{done.stderr}")
+    return done.stdout.strip().splitlines()[-1]

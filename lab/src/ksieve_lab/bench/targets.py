@@ -1,0 +1,275 @@
+"""Machines that ablations and replays run on: how scores are made there, plans timed, and statistics read.
+
+All return the same facts, so that ablations and replays do not depend on the device. On the GPU they time CUDA-graph
+replays and the plain-read floor (`ksieve_lab.bench.gpu`), on the CPU wall time in rotated rounds and a plain maximum.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve import api
+from ksieve.checking.verify import verify
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import SamplingPolicy
+from ksieve.core.stats import Stats
+from ksieve.planning.plan import Plan
+from ksieve.planning.tune import record
+from ksieve.planning.tune.tasks import POISON
+
+Choice = tuple[str | None, SamplingPolicy | str | None]
+"""Family and policy that a plan is forced to; None leaves either to the planner."""
+
+DISTRIBUTIONS = {"endpoint": "endpoint_structured", "normal": "random_normal"}
+"""Score sources that both machines know, with the producer that makes them on the host."""
+
+
+class Machine(Protocol):
+    """Where plans run."""
+
+    name: str
+
+    def scores(self, rows: int, width: int, lengths: NDArray[np.int32], source: str, seed: int) -> tuple[Any, Any]:
+        """Make a score matrix and its lengths on the same device."""
+
+    def time(
+        self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None
+    ) -> dict[str, Any]:
+        """Time plans: ``floor_us``; by name in ``selectors`` ``median_us``, ``exact``, ``of_floor``, or ``error``."""
+
+    def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
+        """Select once and return the statistics."""
+
+    def put(self, matrix: NDArray[Any]) -> Any:
+        """Bring a host matrix to the machine; bfloat16 comes as uint16 bits."""
+
+    def gather(self, matrix: Any, at: int, scores: Any, row: int) -> None:
+        """Copy a row of scores into a row of a matrix."""
+
+    def blank(self, rows: int, width: int) -> Any:
+        """Make a matrix to gather rows in."""
+
+    def lengths(self, values: NDArray[np.int32]) -> Any:
+        """Put lengths where the scores are."""
+
+
+def plan_for(scores: Any, k: int, choice: Choice, device: str | DeviceInfo) -> Plan:
+    """Plan a selection of a matrix as a choice says."""
+    rows, width = scores.shape
+    dtype = str(scores.dtype).removeprefix("torch.")
+    dtype = "bfloat16" if dtype == "uint16" else dtype
+    return api.plan(rows=rows, width=width, k=k, dtype=dtype, device=device, family=choice[0], policy=choice[1])
+
+
+class Cpu:
+    """The CPU backend; "families" are those of CUDA and mean nothing here."""
+
+    name = "cpu"
+    backend: Literal["cpu", "reference"] = "cpu"
+
+    def scores(self, rows: int, width: int, lengths: NDArray[np.int32], source: str, seed: int) -> tuple[Any, Any]:
+        """Make scores row by row; endpoint structure is relative to the width."""
+        from ksieve_lab.workloads.producers import find_producer
+
+        if source.startswith("factors:"):
+            raise ArgumentError("scores", repr(source), f"{', '.join(DISTRIBUTIONS)} or a producer's name on the CPU")
+        return find_producer(DISTRIBUTIONS.get(source, source))(rows, width, seed=seed), lengths
+
+    def time(
+        self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None
+    ) -> dict[str, Any]:
+        """Time plans and a plain maximum over the same prefixes in rotated rounds; peers are a matter of the GPU."""
+        plans = {name: plan_for(scores, k, (None, policy), "cpu") for name, (_, policy) in choices.items()}
+        out = np.empty((scores.shape[0], k), np.int32)
+        spent: dict[str, list[float]] = {name: [] for name in plans}
+        reads: list[float] = []
+        exact = dict.fromkeys(plans, True)
+        names = list(plans)
+        for turn in range(-1, rounds):
+            start = time.perf_counter()
+            read_prefixes(scores, lengths)
+            if turn >= 0:
+                reads.append(time.perf_counter() - start)
+            for position in range(len(names)):
+                name = names[(position + turn) % len(names)]
+                out[...] = POISON
+                start = time.perf_counter()
+                api.topk(scores, lengths, plan=plans[name], out=out, backend=self.backend)
+                if turn >= 0:
+                    spent[name].append((time.perf_counter() - start) * 1e6)
+                else:
+                    exact[name] = verify(scores, lengths, out).ok
+        floor = statistics.median(reads) * 1e6
+        selectors: dict[str, dict[str, Any]] = {}
+        for name, values in spent.items():
+            known = record.times(values)
+            selectors[name] = known | {"exact": exact[name], "of_floor": floor / known["median_us"]}
+        return {"floor_us": floor, "selectors": selectors}
+
+    def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
+        """Select once and return the statistics."""
+        plan = plan_for(scores, k, (None, choice[1]), "cpu")
+        stats: Stats = api.topk(scores, lengths, plan=plan, return_stats=True)[-1]
+        return stats
+
+    def put(self, matrix: NDArray[Any]) -> Any:
+        """Host matrices stay where they are."""
+        return matrix
+
+    def gather(self, matrix: Any, at: int, scores: Any, row: int) -> None:
+        """Copy a row."""
+        matrix[at] = scores[row]
+
+    def blank(self, rows: int, width: int) -> Any:
+        """Zeros."""
+        return np.zeros((rows, width), np.float32)
+
+    def lengths(self, values: NDArray[np.int32]) -> Any:
+        """Lengths stay as they are."""
+        return values
+
+
+class Reference(Cpu):
+    """The NumPy model: slow, for study."""
+
+    name = "reference"
+    backend = "reference"
+
+
+def read_prefixes(scores: NDArray[Any], lengths: NDArray[np.int32]) -> float:
+    """Read every valid score once and do next to nothing with it."""
+    best = -np.inf
+    for row, length in zip(scores, lengths, strict=True):
+        if length > 0:
+            best = max(best, float(row[:length].max()))
+    return best
+
+
+class Gpu:
+    """The CUDA backend on PyTorch's current device."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        from ksieve.planning.tune.tasks import require_device
+
+        self.device = require_device()
+
+    def scores(self, rows: int, width: int, lengths: NDArray[np.int32], source: str, seed: int) -> tuple[Any, Any]:
+        """Make scores on the device; endpoint structure is relative to each row's length."""
+        from ksieve_lab.bench.scores import source_of
+        from ksieve.planning.tune import tasks
+
+        fill = source_of(source)
+        made = tasks.allocate(rows, width, "float32", most=1)
+        if isinstance(made, str):
+            raise ArgumentError("shape", f"{rows} x {width}", f"scores that fit into memory ({made})")
+        valid = self.lengths(lengths)
+        fill(made[0], valid, seed)
+        return made[0], valid
+
+    def time(
+        self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None
+    ) -> dict[str, Any]:
+        """Time plans, peers and plain reads as ``ksieve bench gpu`` does; small inputs in copies, beyond L2."""
+        from ksieve_lab.bench import gpu
+        from ksieve_lab.bench.peers import available
+        from ksieve.planning.tune.tasks import Task
+        from ksieve.planning.tune.variants import Variant
+
+        loaded, _ = available(peers)
+        variants = [Variant(name, family, policy) for name, (family, policy) in choices.items()]
+        ask = gpu.Ask(k, str(scores.dtype).removeprefix("torch."), variants, loaded, rounds, 0)
+        return gpu.measure_task(Task(_copies(scores), lengths, k), ask, self.device)
+
+    def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
+        """Select once and return the statistics; the plan is the one that is timed."""
+        plan = plan_for(scores, k, choice, self.device)
+        stats: Stats = api.topk(scores, lengths, plan=plan, return_stats=True)[-1]
+        return stats
+
+    def put(self, matrix: NDArray[Any]) -> Any:
+        """Copy a host matrix into rows as long as the benches'."""
+        import torch
+
+        from ksieve.planning.tune.tasks import pitch_of
+
+        host = torch.from_numpy(np.ascontiguousarray(matrix))
+        host = host.view(torch.bfloat16) if host.dtype is torch.uint16 else host
+        rows, width = host.shape
+        placed = torch.empty(rows, pitch_of(width, host.element_size()), dtype=host.dtype, device="cuda")[:, :width]
+        placed.copy_(host)
+        return placed
+
+    def gather(self, matrix: Any, at: int, scores: Any, row: int) -> None:
+        """Copy a row on the device."""
+        matrix[at].copy_(scores[row])
+
+    def blank(self, rows: int, width: int) -> Any:
+        """Zeros in rows as long as the benches'."""
+        import torch
+
+        from ksieve.planning.tune.tasks import pitch_of
+
+        return torch.zeros(rows, pitch_of(width, 4), device="cuda")[:, :width]
+
+    def lengths(self, values: NDArray[np.int32]) -> Any:
+        """Copy lengths to the device."""
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(values)).to("cuda")
+
+
+def _copies(scores: Any) -> list[Any]:
+    """The matrix, and as many copies of it as a graph should rotate through."""
+    import torch
+
+    from ksieve.planning.tune import timing
+    from ksieve.planning.tune.tasks import MEMORY
+
+    rows, width = scores.shape
+    size = rows * scores.stride(0) * scores.element_size()
+    free = int(torch.cuda.mem_get_info()[0] * MEMORY)
+    sets = timing.input_sets(size, torch.cuda.get_device_properties().L2_cache_size, free)
+    copies = [
+        torch.empty(rows, scores.stride(0), dtype=scores.dtype, device="cuda")[:, :width] for _ in range(sets - 1)
+    ]
+    for copy in copies:
+        copy.copy_(scores)
+    return [scores, *copies]
+
+
+def stem_of(backend: str, *words: str) -> str:
+    """Name of a result file: "gpu-" and the words on CUDA, else the words and the backend."""
+    from ksieve.files.stream import choose_backend
+
+    chosen = choose_backend() if backend == "auto" else backend
+    named = [word.replace(" ", "") for word in words]
+    return "-".join(["gpu", *named] if chosen == "cuda" else [*named, chosen])
+
+
+def check_backend(backend: str) -> None:
+    """Refuse a name that no machine has."""
+    if backend not in ("auto", "cpu", "cuda", "reference"):
+        raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
+
+
+def machine_of(backend: str) -> Machine:
+    """Return the machine of a backend: "cpu", "reference", "cuda", or "auto" for a GPU where there is one.
+
+    Raises
+    ------
+    ArgumentError, BackendError
+    """
+    from ksieve.files.stream import choose_backend
+
+    check_backend(backend)
+    chosen = choose_backend() if backend == "auto" else backend
+    return Gpu() if chosen == "cuda" else Reference() if chosen == "reference" else Cpu()

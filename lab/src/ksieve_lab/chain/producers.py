@@ -1,0 +1,222 @@
+"""Producers of indexer scores on a GPU, by name, and fp8 factors to feed them.
+
+All of them compute, for query t and key s that it sees,
+
+    score[t, s] = key_scale[s] * sum over heads h of weight[t, h] * max(0, q[t, h, :] . k[s, :])
+
+with q and k in fp8 (e4m3). `ksieve_lab.captures.factors` states the same formula in float64; tensor cores add in an order
+and a width of their own, so scores agree with it closely, not bit for bit. A selection is exact for the scores
+that were produced.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ksieve.core.errors import ArgumentError, BackendError
+
+HEADS, DIM = 64, 128
+"""The DeepSeek lightning indexer's: 64 heads of 128 dimensions, one key per token."""
+
+REACH = 0.04
+"""Extent of the pull towards both ends of the context, in context lengths, as in `ksieve_lab.bench.scores`."""
+
+PULL = 0.25
+LEAN = 0.1
+"""How much of a common direction the keys at the very ends and the queries hold, in units of their own spread: gives
+the first and last decile of long rows 53 to 74 % of their best 0.8 %, as in published captures."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Factors of an indexer's scores; torch tensors on one device.
+
+    Attributes
+    ----------
+    q : float8_e4m3fn, shape (queries, heads, dim)
+    keys : float8_e4m3fn, shape (keys, dim)
+    key_scale : float32, shape (keys,)
+    weights : float32, shape (queries, heads)
+    lengths : int32, shape (queries,)
+        Keys that each query sees.
+    """
+
+    q: Any
+    keys: Any
+    key_scale: Any
+    weights: Any
+    lengths: Any
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of the dot products over the scores seen; reads the lengths back."""
+        seen = int(self.lengths.long().clamp(0, self.keys.shape[0]).sum())
+        return 2 * seen * int(self.q.shape[1] * self.q.shape[2])
+
+
+Produce = Callable[[Factors, Any, bool], Any]
+"""``produce(factors, buffer, masked) -> scores``: enqueues on the current stream; scores may be the buffer or not.
+`masked` asks for -inf past every length."""
+
+
+@dataclass(frozen=True)
+class ScoreProducer:
+    """A way to compute scores.
+
+    Attributes
+    ----------
+    name : str
+    package : str
+        Distribution whose version explains a number.
+    module : str
+        Package that must be importable.
+    load : callable
+        Returns its `Produce`.
+    """
+
+    name: str
+    package: str
+    module: str
+    load: Callable[[], Produce]
+
+    @property
+    def installed(self) -> bool:
+        """Whether its package can be imported."""
+        return importlib.util.find_spec(self.module) is not None
+
+
+def _triton() -> Produce:
+    from ksieve_lab.chain.mqa_logits import mqa_logits
+
+    def produce(f: Factors, buffer: Any, masked: bool) -> Any:
+        return mqa_logits(f.q, f.keys, f.weights, f.lengths, key_scale=f.key_scale, out=buffer, masked=masked)
+
+    return produce
+
+
+def load_keep() -> Callable[[Factors, Any], None]:
+    """Load the producer that keeps candidates, `ksieve.tiles.Candidates`, in place of writing a matrix: the Triton one.
+
+    Raises
+    ------
+    BackendError
+        If Triton is not installed.
+    """
+    if not PRODUCERS["triton"].installed:
+        raise BackendError("the producer that keeps candidates needs the package triton, which is missing")
+    from ksieve_lab.chain.mqa_logits import KEPT_TILE, mqa_candidates
+
+    return lambda f, into: mqa_candidates(
+        f.q, f.keys, f.weights, f.lengths, into, key_scale=f.key_scale, tile=KEPT_TILE
+    )  # fmt: skip
+
+
+def _deep_gemm() -> Produce:
+    import deep_gemm  # type: ignore[import-not-found, unused-ignore]
+    import torch
+
+    def produce(f: Factors, buffer: Any, masked: bool) -> Any:
+        start = torch.zeros_like(f.lengths)
+        return deep_gemm.fp8_mqa_logits(
+            f.q, (f.keys, f.key_scale), f.weights, start, f.lengths, clean_logits=masked
+        )  # fmt: skip
+
+    return produce
+
+
+PRODUCERS: dict[str, ScoreProducer] = {
+    p.name: p
+    for p in (
+        ScoreProducer("triton", "triton", "triton", _triton),
+        ScoreProducer("deep_gemm", "deep-gemm", "deep_gemm", _deep_gemm),
+    )
+}
+"""Score producers by name; ours first."""
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no producer has."""
+    if name not in PRODUCERS:
+        raise ArgumentError("producer", repr(name), f"one of {', '.join(PRODUCERS)}")
+
+
+def load(name: str) -> Produce:
+    """Load a producer.
+
+    Raises
+    ------
+    ArgumentError
+        If there is none of that name.
+    BackendError
+        If its package is not installed.
+    """
+    check_name(name)
+    if not PRODUCERS[name].installed:
+        raise BackendError(f"score producer {name!r} needs the package {PRODUCERS[name].package}, which is missing")
+    return PRODUCERS[name].load()
+
+
+def make_keys(count: int, dim: int = DIM, *, seed: int = 0, device: str = "cuda") -> tuple[Any, Any]:
+    """Make fp8 keys whose ends lean towards the queries' common direction, and their scales.
+
+    Returns
+    -------
+    keys : torch.Tensor of float8_e4m3fn, shape (count, dim)
+    key_scale : torch.Tensor of float32, shape (count,)
+    """
+    import torch
+
+    generator = torch.Generator(device=device)
+    generator.manual_seed(seed)
+    x = (torch.arange(count, device=device, dtype=torch.float32) + 0.5) / max(count, 1)
+    pull = torch.exp(-x / REACH) + torch.exp((x - 1) / REACH)
+    values = torch.randn(count, dim, device=device, generator=generator)
+    values += PULL * pull[:, None] * _direction(dim, device)
+    # Quantised per key as an indexer does: its largest magnitude becomes e4m3's largest, 448.
+    scale = values.abs().amax(dim=1).clamp(min=1e-4) / 448
+    return (values / scale[:, None]).to(torch.float8_e4m3fn), scale
+
+
+def make_queries(
+    keys: tuple[Any, Any], lengths: Any, heads: int = HEADS, *, seed: int = 0, device: str = "cuda"
+) -> Factors:
+    """Make queries with head weights for given keys.
+
+    Parameters
+    ----------
+    keys : (keys, key_scale)
+        From `make_keys`.
+    lengths : ndarray of int32, shape (queries,)
+    heads : int
+    """
+    import torch
+
+    generator = torch.Generator(device=device)
+    generator.manual_seed(seed + 1)
+    count, dim = len(lengths), int(keys[0].shape[1])
+    q = torch.empty(count, heads, dim, dtype=torch.float8_e4m3fn, device=device)
+    step = max(1, (1 << 26) // (heads * dim))
+    for begin in range(0, count, step):
+        part = torch.randn(min(step, count - begin), heads, dim, device=device, generator=generator)
+        q[begin : begin + step] = part.add_(LEAN * _direction(dim, device)).to(torch.float8_e4m3fn)
+    weights = torch.rand(count, heads, device=device, generator=generator) / heads
+    seen = torch.from_numpy(np.ascontiguousarray(lengths, dtype=np.int32)).to(device)
+    return Factors(q, keys[0], keys[1], weights, seen)
+
+
+def _direction(dim: int, device: str) -> Any:
+    import torch
+
+    # Ones alternating in sign: any fixed direction would do, this one needs no random numbers.
+    return torch.arange(dim, device=device, dtype=torch.float32).remainder(2).mul(2).sub(1)
+
+
+def rows_of(factors: Factors, begin: int, end: int) -> Factors:
+    """Factors of some of the queries."""
+    part = slice(begin, end)
+    return replace(factors, q=factors.q[part], weights=factors.weights[part], lengths=factors.lengths[part])

@@ -1,0 +1,166 @@
+"""`ksieve demo` and `ksieve bench`."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ksieve import __version__
+from ksieve.cli import files, terminal
+from ksieve_lab.cli.captures import open_capture
+from ksieve.cli.exits import Exit
+from ksieve.cli.options import StoredK, count, flag, output
+from ksieve.cli.selection import print_stats, routes, suggested_k
+from ksieve.cli.sizes import parse_shape
+from ksieve_lab.cli.options import Rounds
+
+BUNDLED_CAPTURE = Path("examples/indexer_capture.safetensors")
+
+
+def demo(
+    capture: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CAPTURE",
+            help="Score capture. Default: the bundled one in the repository's folder, synthetic scores elsewhere.",
+        ),
+    ] = None,
+    k: StoredK = None,
+) -> None:
+    """Select from a capture on this machine, verify, and compare with other libraries on the same rows.
+
+    The bundled capture holds real indexer-style scores; `ksieve info` prints their origin. The best synthetic scores
+    are near both ends of a row, as in an indexer's rows.
+    """
+    from ksieve_lab.demo import ROUNDS, demonstrate, synthetic_capture
+
+    given = capture or (BUNDLED_CAPTURE if BUNDLED_CAPTURE.exists() else None)
+    name = str(given) if given else "none: synthetic scores"
+    with (
+        synthetic_capture() if given is None else nullcontext(given) as path,
+        open_capture(path) as source,
+        terminal.progress("running", unit="steps", waiting="reading the capture, loading the kernels") as update,
+    ):
+        result = demonstrate(source, suggested_k(source, k), progress=update)
+        title = source.metadata.get("title")
+        how = "computed from the stored factors" if source.kind == "factors" else "read"
+    plan, (own, *others) = result.plan, result.contenders
+    terminal.say(f"ksieve {__version__}: the exact top {plan.problem.k:,} of every row", style="bold")
+    terminal.say()
+    terminal.facts(
+        {
+            "capture": name,
+            **({"what": title} if title else {}),
+            "scores": f"{result.rows:,} rows x {plan.problem.width:,} {plan.problem.dtype}, "
+            f"{result.valid.min():,} to {result.valid.max():,} of them valid; "
+            f"{how} in {terminal.seconds_text(result.read_seconds)}",
+            "select": f"{terminal.seconds_text(own.seconds)} on {plan.threads} CPU threads "
+            f"({result.valid.sum() / own.seconds / 1e9:.2f} G scores/s); "
+            f"first call {terminal.seconds_text(result.first_call_seconds)}, which compiles or loads the kernels",
+            "verify": str(own.verdict).replace("\n ", ";"),
+        }
+    )
+    terminal.say()
+    terminal.say("How the rows reached their answer", style="bold")
+    print_stats(result.stats, result.valid)
+    terminal.say()
+    terminal.say("The same rows with other libraries", style="bold")
+    terminal.table(
+        ("", "time", "ksieve is", "answer"),
+        [
+            (c.name, terminal.seconds_text(c.seconds), _compared(c.seconds / own.seconds), _word(c.verdict.ok))
+            for c in others
+        ],
+    )
+    terminal.say(f"median of {ROUNDS} rounds in one process, every answer verified")
+    if importlib.util.find_spec("torch") is None:
+        terminal.say("torch is not installed, so torch.topk is not compared")
+    terminal.result(
+        lambda: {
+            "ksieve": __version__,
+            "capture": name,
+            "rows": result.rows,
+            "width": plan.problem.width,
+            "k": plan.problem.k,
+            "threads": plan.threads,
+            "read_seconds": result.read_seconds,
+            "first_call_seconds": result.first_call_seconds,
+            "rounds": ROUNDS,
+            "routes": routes(result.stats, result.valid),
+            "libraries": {c.name: {"seconds": c.seconds, "exact": c.verdict.ok} for c in result.contenders},
+        }
+    )
+    if not own.verdict.ok:
+        raise typer.Exit(Exit.REFUTED)
+
+
+def _compared(ratio: float) -> str:
+    return f"{ratio:.1f}x faster" if ratio >= 1 else f"{1 / ratio:.1f}x slower"
+
+
+def _word(exact: bool) -> str:
+    return "exact" if exact else "NOT exact"
+
+
+def bench_cpu(
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="MxN",
+            help="Rows x width; repeat for several. Default: 64x131072, 16x1048576, and many short rows.",
+        ),
+    ] = None,
+    sources: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--source",
+            metavar="NAME",
+            help="endpoint, another producer's name (ksieve synth --list) or a capture; repeat for several. "
+            "Default: endpoint.",
+        ),
+    ] = None,
+    k: Annotated[int, count("--k", "K", "Slots per row.")] = 2048,
+    rounds: Rounds = 9,
+    no_adversarial: Annotated[bool, flag("--no-adversarial", "Leave out the adversarial families.")] = False,
+    no_starts: Annotated[
+        bool, flag("--no-starts", "Leave out the times of import and first call, and memory.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of the producers.")] = 0,
+    out: Annotated[str | None, output("JSON file to write.")] = None,
+) -> None:
+    """Time the CPU backend, torch.topk, numpy.argpartition and a plain read, on the same rows.
+
+    All contenders run in one process in rotated rounds, and every answer is verified. The defaults take minutes.
+    """
+    from ksieve_lab.bench import cpu
+    from ksieve_lab.bench.shape_lists import MANY_SHORT
+    from ksieve.planning.tune import record
+
+    target = files.optional_target("--out", out, "cpu.json", (".json",))
+    files.keep_apart({"--out": target}, {f"--source {source}": source for source in sources or ()})
+    with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
+        payload = cpu.run(
+            [parse_shape("--shape", text) for text in shapes] if shapes else cpu.SHAPES,
+            sources or (cpu.ENDPOINT,),
+            k,
+            rounds,
+            short=() if shapes else MANY_SHORT,
+            optional=() if shapes else cpu.OPTION_SHAPES,
+            adversarial=not no_adversarial,
+            starts=not no_starts,
+            seed=seed,
+            progress=update,
+        )
+    for title, columns, lines in cpu.tables(payload):
+        terminal.table(columns, lines, title=title)
+        terminal.say()
+    terminal.say(f"medians of {payload['settings']['rounds']} rounds in one process; every answer verified")
+    terminal.result(lambda: payload)
+    if out is not None:
+        path = record.write_json(files.target("--out", out, cpu.result_name(payload), (".json",)).absolute(), payload)
+        terminal.say(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

@@ -1,0 +1,159 @@
+"""`ksieve replay`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from ksieve.cli import exits, files, terminal
+from ksieve.cli.options import Backend, BackendName, PolicyName, checked, count, flag, output
+from ksieve.core.errors import ArgumentError
+from ksieve.core.problem import check_k
+from ksieve_lab.cli import checks, gpu
+from ksieve_lab.cli.options import Figures, Out, Peers, Rounds, Seed
+
+MOST_LINES = 40
+"""Calls that are listed one by one; longer traces are listed by step."""
+
+
+def replay(
+    trace: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TRACE",
+            help="A trace (JSON), a recording of ksieve.record, or 245K or 430K, the paper's requests.",
+        ),
+    ] = None,
+    example: Annotated[bool, flag("--example", "Replay a small trace that takes seconds on a CPU.")] = False,
+    prompt: Annotated[
+        int | None,
+        count("--prompt", "INT", "Generate a trace: prompt tokens of each request."),
+    ] = None,
+    step_tokens: Annotated[
+        int,
+        count("--step-tokens", "INT", "With --prompt: query tokens of a scheduler step.", minimum=1),
+    ] = 65_536,
+    budget_bytes: Annotated[
+        int,
+        count("--budget-bytes", "INT", "With --prompt: largest score matrix of one call, in bytes.", minimum=1),
+    ] = 6_300_000_000,
+    decode_steps: Annotated[
+        int,
+        count("--decode-steps", "INT", "With --prompt: tokens decoded after the prompts.", minimum=0),
+    ] = 0,
+    batch: Annotated[int, count("--batch", "INT", "With --prompt: requests.", minimum=1)] = 1,
+    save: Annotated[str | None, output("Also write the trace as JSON, to edit or share.", "--save")] = None,
+    k: Annotated[int | None, count("--k", "K", "Slots per row. Default: the K of the trace.")] = None,
+    scores: Annotated[
+        str | None,
+        typer.Option(
+            "--scores",
+            metavar="SOURCE",
+            callback=checked("--scores", checks.scores_anywhere),
+            help="endpoint, normal, another producer's name (ksieve synth --list), or a capture whose rows are used in "
+            "turn. Default: endpoint, or a recording's own scores.",
+        ),
+    ] = None,
+    backend: BackendName = Backend.auto,
+    policy: PolicyName = None,
+    rounds: Rounds = 3,
+    peers: Peers = "none",
+    seed: Seed = 0,
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """Replay every selection of serving requests, call by call in their order.
+
+    Prompts are split into scheduler steps, and steps into calls whose score matrix fits a budget; decoding adds a call
+    per token. Every call and a plain read of the same valid scores are timed, and every answer is verified.
+    """
+    from ksieve_lab.bench.targets import stem_of
+    from ksieve_lab.traces import replay as traces
+
+    if (trace is not None) + example + (prompt is not None) != 1:
+        raise ArgumentError("TRACE", "none or several sources", "one of: TRACE, --example, --prompt")
+    read = {"TRACE": trace, "--scores": scores and scores.removeprefix("factors:"), "--policy": policy}
+    files.keep_apart({"--save": save, "--out": out}, read)
+    if trace is not None:
+        chosen = traces.load(trace)
+    elif prompt is not None:
+        request = {
+            "prompt": prompt, "step_tokens": step_tokens, "budget_bytes": budget_bytes, "decode_steps": decode_steps,
+            "batch": batch,
+        }  # fmt: skip
+        chosen = traces.Trace.of_requests(f"{batch} x {prompt}", [request], 2048)
+        if not chosen.calls:
+            raise ArgumentError("--prompt", prompt, "an int of at least 1, or 0 with --decode-steps")
+    else:
+        chosen = traces.EXAMPLE
+    if k is not None:  # so that --save writes the trace that is replayed
+        chosen = replace(chosen, k=check_k(k))
+    if scores is None:
+        recorded = trace is not None and trace.endswith(".safetensors")
+        scores = str(trace) if recorded else "endpoint"
+    path = gpu.target(out, stem_of(backend.value, "replay", chosen.name))
+    gpu.ready(figures)
+    saved = files.optional_target("--save", save, f"{chosen.name}.json", (".json",))
+    files.keep_apart({"--save": saved, "--out": path}, read)
+    if saved is not None:
+        chosen.save(saved)
+    with terminal.progress("replaying", len(chosen.calls), unit="calls", waiting="loading the kernels") as update:
+        payload = traces.run(
+            chosen, scores=scores, backend=backend.value, policy=policy, rounds=rounds,
+            peers=gpu.peers_of(peers), seed=seed, progress=update,
+        )  # fmt: skip
+    _print(payload)
+    if saved is not None:
+        terminal.say(f"trace: {saved}")
+    gpu.finish(path, payload, figures)
+    exits.judge(call["exact"] for call in payload["results"]["calls"])
+
+
+def _print(payload: dict[str, Any]) -> None:
+    results, settings = payload["results"], payload["settings"]
+    total = results["total"]
+    latency, read, share, exact = _times(total)
+    answer = "exact" if exact == "yes" else "NOT exact"
+    terminal.say(f"{answer}: total {latency}, plain read {read}, {share or '-'} of the floor", style="bold")
+    terminal.say(
+        f"{settings['trace']}: {total['calls']} calls, {total['rows']:,} rows, {total['valid_scores']:,} valid scores, "
+        f"top {settings['k']:,} of {settings['scores']} scores on {settings['backend']}"
+    )
+    terminal.say()
+    if len(results["calls"]) <= MOST_LINES:
+        head: tuple[str, ...] = ("call", "step", "rows", "width", "latency", "plain read", "of floor", "exact")
+        lines: list[tuple[str, ...]] = [
+            (f"{number} {c['phase']}", str(c["step"]), f"{c['rows']:,}", f"{c['width']:,}", *_times(c))
+            for number, c in enumerate(results["calls"])
+        ]
+    else:
+        head = ("step", "calls", "rows", "latency", "plain read", "of floor", "exact")
+        prefill = {c["step"] for c in results["calls"] if c["phase"] == "prefill"}
+        lines = [
+            (f"{s['step']} prefill", str(s["calls"]), f"{s['rows']:,}", *_times(s))
+            for s in results["steps"]
+            if s["step"] in prefill
+        ]
+        if "decode" in results["phases"]:
+            decode = results["phases"]["decode"]
+            lines.append(("decode", str(decode["calls"]), f"{decode['rows']:,}", *_times(decode)))
+    terminal.table(head, lines)
+    if total["peers"]:
+        terminal.say()
+    for name, us in total["peers"].items():
+        terminal.say(f"{name}: {'failed or not exact' if us is None else terminal.seconds_text(us / 1e6)}")
+    for call in results["calls"]:
+        if call["error"]:
+            terminal.note(f"{call['rows']} x {call['width']}: {call['error']}")
+
+
+def _times(facts: dict[str, Any]) -> tuple[str, str, str, str]:
+    share = facts["of_floor"]
+    return (
+        "failed" if facts["us"] is None else terminal.seconds_text(facts["us"] / 1e6),
+        terminal.seconds_text(facts["floor_us"] / 1e6),
+        "" if share is None else f"{share:.2f}",
+        "yes" if facts["exact"] is True else "NO",
+    )

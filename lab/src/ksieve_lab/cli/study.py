@@ -1,0 +1,259 @@
+"""`ksieve study` and `ksieve calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ksieve_lab.captures.format import Capture
+from ksieve.cli import files, terminal
+from ksieve_lab.cli.captures import open_capture
+from ksieve.cli.options import choice, count, output
+from ksieve.files import split
+from ksieve_lab.study.costs import DEVICE_COSTS
+from ksieve_lab.study.tally import MOST, rank_text
+from ksieve_lab.study.words import percent
+from ksieve.planning.devices import DEVICES
+
+
+class StudyDevice(StrEnum):
+    """Where rows are ranked."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+Captures = Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Score captures (.safetensors).")]
+StudyK = Annotated[
+    int | None,
+    count("--k", "K", "Slots per row. Default: the K stored in the captures."),
+]
+Rows = Annotated[
+    int,
+    count("--rows", "M", "Rows of each capture, at equal spacing; 0 takes all.", minimum=0),
+]
+RankDevice = Annotated[
+    StudyDevice, choice("--device", StudyDevice, "Where rows are ranked; cuda needs PyTorch and a GPU.")
+]
+
+
+@contextmanager
+def opened(paths: Sequence[Path]) -> Iterator[list[Capture]]:
+    """Open several captures."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(open_capture(path)) for path in paths]
+
+
+def _result_target(result: str | None, name: str) -> Path | None:
+    """File of ``--json FILE``; with ``-`` the result is printed instead, and nothing else on stdout."""
+    if result == "-":
+        terminal.mode.json = True
+        return None
+    return files.optional_target("--json", result, name, (".json",))
+
+
+def study(
+    captures: Captures,
+    k: StudyK = None,
+    rows: Rows = 4096,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for report, figures and result file.")
+    ] = Path("study"),
+    result: Annotated[str | None, output("Result file instead of FOLDER/study.json; - prints it.", "--json")] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="FOLDER", help="Folder for the figures. Default: OUT/figures.")
+    ] = None,
+    device: RankDevice = StudyDevice.cpu,
+    plan_for: Annotated[
+        str | None,
+        typer.Option(
+            "--plan-for",
+            metavar="DEVICE",
+            help=f"Device whose plan is judged, present or not: cpu, cuda, {', '.join(DEVICES)}. Default: --device.",
+        ),
+    ] = None,
+) -> None:
+    """Test whether sampled boundaries are accurate on a model's own scores, and repeat the paper's measurements.
+
+    Measures the cost of a wrong boundary, the complete-row ranks of sampled scores, and the positions of the top K,
+    over every phase of every sampling policy, and compares them with order statistics. Captures may be larger than
+    memory. Writes an HTML report, figures (with matplotlib) and a result file; see docs/guide/study.md.
+
+    Under torchrun the processes share the rows, on one machine or several that see the captures. The first one prints
+    and writes, the results of one process.
+    """
+    from ksieve_lab.report import figures as drawing
+    from ksieve_lab.study import run, words
+    from ksieve_lab.study.report import NO_FIGURES
+
+    files.check_folder("--out", out)
+    files.check_folder("--figures", figures)
+    result_target = _result_target(result, "study.json")
+    planned = {str(path): path for path in run.targets(out, result=result_target, figures=figures)}
+    files.keep_apart(planned, {f"CAPTURE {path}": path for path in captures})
+    asked: dict[str, Any] = {"rows": rows or None, "device": device.value, "plan_for": plan_for}
+    with opened(captures) as sources:
+        run.check(sources, k, **asked)
+        if figures is not None:
+            drawing.require_matplotlib()
+        with split.ranks() as (rank, world):
+            if rank:
+                run.study(sources, k, **asked, rank=rank, world=world)
+                return
+            if not drawing.can_draw():
+                terminal.note(NO_FIGURES)
+            with terminal.progress("ranking", waiting="opening the captures") as update:
+                payload = run.study(sources, k, **asked, progress=update, rank=rank, world=world)
+    assert payload is not None  # on the first rank
+    written = run.write(payload, out, result=result_target, figures=figures)
+    terminal.result(lambda: payload)
+    results = payload["results"]
+    found = results["captures"]
+    terminal.say(words.verdict_sentence(results), style="bold")
+    terminal.say()
+    terminal.table(*words.verdict_table(results))
+    terminal.say()
+    terminal.say(f"study of {sum(c['studied'] for c in found):,} rows, k={payload['settings']['k']}", style="bold")
+    terminal.facts(
+        (c["name"], f"{c['studied']:,} of {c['rows']:,} rows, up to {c['lengths']['most']:,} {c['dtype']} scores each")
+        for c in found
+    )
+    terminal.say()
+    terminal.table(*words.comparison_table(results), blocks="columns")
+    terminal.say()
+    terminal.table(*words.policy_table(results), blocks="columns")
+    terminal.say()
+    terminal.say(f"report: {written[0]}")
+    terminal.say(f"result: {_short(written[1])}")
+    if drawn := written[2:]:
+        terminal.say(f"figures: {len(drawn)} files in {drawn[0].parent}")
+
+
+def calibrate(
+    captures: Captures,
+    k: StudyK = None,
+    cost: Annotated[
+        str,
+        typer.Option("--cost", metavar=" | ".join(DEVICE_COSTS), help="Device whose cost model ranks the policies."),
+    ] = "h200",
+    rows: Rows = 4096,
+    out: Annotated[str, output("Policy file to write (.json).")] = "policy.json",
+    result: Annotated[
+        str | None, output("Also write a result file with all policies tried; - prints it.", "--json")
+    ] = None,
+    device: RankDevice = StudyDevice.cpu,
+) -> None:
+    """Recommend a sampling policy for a model's own scores, and check its predicted costs on held-back rows.
+
+    Stride, margin and rescue are chosen on half of the rows, by measured underfill and candidates and the device's
+    costs. The other half is selected with the policy, and its routes are compared with the prediction. Pass the policy
+    file as policy="policy.json" to ksieve.plan and ksieve.topk, or to ksieve select --policy.
+    """
+    from ksieve_lab.study import calibrate as calibration
+    from ksieve.planning.tune import record
+
+    target = files.target("--out", out, "policy.json", (".json",))
+    result_target = _result_target(result, "calibration.json")
+    files.keep_apart({"--out": target, "--json": result_target}, {f"CAPTURE {path}": path for path in captures})
+    with opened(captures) as sources:
+        with terminal.progress("calibrating", waiting="opening the captures") as update:
+            found = calibration.calibrate(
+                sources, k, cost=cost, rows=rows or None, device=device.value, progress=update
+            )
+        found.save(target, sources)
+        terminal.result(lambda: found.payload(sources))
+        if result_target is not None:
+            record.write_json(result_target.absolute(), found.payload(sources))
+    chosen, policy = found.chosen, found.chosen.policy
+    true = found.came_true()
+    failed = ", ".join(words for name, words, _ in _QUANTITIES if not true[name])
+    terminal.say(
+        f"NOT as predicted on rows held back: {failed}" if failed else "as predicted on rows held back",
+        style="bold",
+    )
+    terminal.say(f"{policy.name} for k={found.k} on {found.cost.name}, from {found.rows:,} rows")
+    terminal.facts(
+        {
+            "view": f"one score in {policy.stride}, in groups of {policy.group}"
+            + (", the best of every four" if policy.peaks else "")
+            + f", {policy.boundary} boundary",
+            "margin": f"{policy.margin:.3f} k, which is sample rank {policy.primary_rank(found.k)}",
+            "rescue": f"{policy.rescue_margin:.3f} k, sample rank {policy.rescue_rank(found.k)}"
+            if policy.rescue_margin is not None
+            else "none",
+        }
+    )
+    terminal.say()
+    terminal.table(
+        ("", "predicted (95 %)", "expected of held-back rows", "realised", ""),
+        [
+            (
+                words,
+                f"{show(e.value)} ({show(e.low)} to {show(e.high)})",
+                f"{show(e.next_low)} to {show(e.next_high)}",
+                show(found.realised[name]),
+                "as predicted" if true[name] else "NOT as predicted",
+            )
+            for name, words, show in _QUANTITIES
+            for e in (getattr(chosen, name),)
+            if name != "p_band" or policy.rescue_margin is not None
+        ],
+        title=f"Predicted, and realised on {found.held_back:,} rows held back",
+    )
+    terminal.say()
+    entries = [*found.ranking, *([found.default] if found.default else [])]
+    terminal.table(
+        ("view", "margin", "rescue", "band scans", "exact recovery", "admitted / k", "overflow", "cost of a row"),
+        [
+            (
+                entry.policy.name + (" (the planner's own choice)" if entry is found.default else ""),
+                f"{entry.policy.primary_rank(found.k) * entry.policy.stride / found.k:.2f}",
+                f"{(entry.policy.rescue_rank(found.k) or 0) * entry.policy.stride / found.k:.2f}"
+                if entry.policy.rescue_margin is not None
+                else "-",
+                percent(entry.p_band.value),
+                percent(entry.p_exact.value),
+                rank_text(entry.admitted.value),
+                percent(entry.overflow),
+                f"{entry.row_ns:,.1f} ns",
+            )
+            for entry in entries
+        ],
+        title="The best of every view, by the cost model",
+    )
+    terminal.say()
+    saved = found.verdict()["saved"]
+    if found.default is not None:
+        terminal.say(
+            f"against the planner's own choice, {found.default.policy.name}, it saves {100 * saved:.1f} % by the model"
+            if saved > 0
+            else f"the planner's own choice, {found.default.policy.name}, costs no more by the model"
+        )
+    terminal.say(f"policy: {target}")
+    if result_target is not None:
+        terminal.say(f"result: {_short(result_target)}")
+
+
+def _scans(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _in_k(value: float) -> str:
+    return f"{value:.3f}" if value < MOST else f"over {MOST}"
+
+
+_QUANTITIES = (
+    ("p_band", "rows that scan the rescue band", percent),
+    ("p_exact", "rows that end in exact recovery", percent),
+    ("traffic", "row scans", _scans),
+    ("admitted", "scores admitted / k", _in_k),
+)
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,294 @@
+"""Which sampling policy suits a model's scores, how often it will fail, and whether that comes true.
+
+The rows of the captures are cut into blocks of consecutive rows. Every second block is calibrated on: for each view
+and each sample rank, the boundary of every phase is looked up in the complete row, which gives the probability of
+underfill and the candidates admitted. The cheapest combination by the device's cost model is recommended. The other
+blocks are held back and selected with it by the CPU backend, whose routes are then set against the prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksieve import api
+from ksieve_lab.captures.format import BLOCK_BYTES, Capture
+from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import SamplingPolicy
+from ksieve.core.stats import Stats
+from ksieve.core.text import plain
+from ksieve_lab.study.costs import DeviceCost, find_cost
+from ksieve_lab.study.measure import KEPT
+from ksieve_lab.study.predict import (
+    QUANTITIES,
+    SLACK,
+    Prediction,
+    Sample,
+    Tried,
+    capacities,
+    cheapest,
+    predict,
+    sample_ranks,
+    shapes,
+    try_row,
+)
+from ksieve_lab.study.ranked import RankedRow, rank_rows, require_cuda
+from ksieve_lab.study.rows import ROWS, eligible_rows, read_blocks
+from ksieve_lab.study.run import check_device, suggested_k
+from ksieve_lab.study.views import statistics_sizes
+from ksieve_lab.traffic import Traffic, check_traffic, expected_traffic
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.tune import record
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+BLOCKS = 32
+"""Blocks of consecutive rows per capture: half to calibrate on, half held back."""
+
+LEAST_ROWS = 16
+"""Eligible rows that a capture needs: fewer say nothing about rates."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Outcome of a calibration.
+
+    Attributes
+    ----------
+    k : int
+    cost : DeviceCost
+    chosen : Prediction
+        Of the recommended policy.
+    default : Prediction or None
+        Of the policy that the planner would take by itself; None where it would not sample.
+    ranking : list of Prediction
+        The best policy of every view tried, cheapest first.
+    realised : dict of str to float
+        `QUANTITIES` on the held-back rows, as the CPU backend met them.
+    traffic : Traffic
+        The paper's accounting of the held-back rows.
+    rows, held_back : int
+    """
+
+    k: int
+    cost: DeviceCost
+    chosen: Prediction
+    default: Prediction | None
+    ranking: list[Prediction]
+    realised: dict[str, float]
+    traffic: Traffic
+    rows: int
+    held_back: int
+
+    def came_true(self) -> dict[str, bool]:
+        """Whether each realised quantity lies in its predicted interval."""
+        return {
+            name: getattr(self.chosen, name).next_low <= self.realised[name] <= getattr(self.chosen, name).next_high
+            for name in QUANTITIES
+        }
+
+    def verdict(self) -> dict[str, Any]:
+        """Whether held-back rows met the whole prediction, and the share of a row's cost that the policy saves."""
+        saved = 1 - self.chosen.row_ns / self.default.row_ns if self.default else None
+        return {"as_predicted": all(self.came_true().values()), "policy": self.chosen.policy.name, "saved": saved}
+
+    def payload(self, captures: Sequence[Capture]) -> dict[str, Any]:
+        """Return the outcome in the layout of a result file."""
+        settings = {"captures": [c.path.name for c in captures], "k": self.k, "cost": self.cost.name}
+        results = {
+            "verdict": self.verdict(),
+            "rows": self.rows,
+            "held_back": self.held_back,
+            "chosen": self.chosen.plain(),
+            "default": self.default.plain() if self.default else None,
+            "ranking": [entry.plain() for entry in self.ranking],
+            "realised": self.realised,
+            "came_true": self.came_true(),
+            "cost_source": self.cost.source,
+        }
+        return record.payload("calibrate", settings, results)
+
+    def save(self, path: Path, captures: Sequence[Capture]) -> None:
+        """Write the policy file, with the calibration's settings and results next to the policy."""
+        self.chosen.policy.save(path, extra={"calibration": plain(self.payload(captures))})
+
+
+def calibrate(
+    captures: Sequence[Capture],
+    k: int | None = None,
+    *,
+    cost: str | DeviceCost = "h200",
+    rows: int | None = ROWS,
+    device: str = "cpu",
+    max_bytes: int = BLOCK_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Recommend a sampling policy, predict its costs, and check the prediction on held-back rows.
+
+    Parameters
+    ----------
+    captures : sequence of Capture
+    k : int, optional
+        Default: the K stored in the captures.
+    cost : str or DeviceCost
+        Cost model of the device to calibrate for; a name of `costs.DEVICE_COSTS`.
+    rows : int or None
+        At most this many rows of each capture; None takes all.
+    device : {"cpu", "cuda"}
+        Where rows are ranked.
+    max_bytes : int
+        Bound on the bytes of scores held at a time.
+    progress : callable, optional
+        Called as ``progress(rows done, rows in all)``, held-back rows included.
+
+    Raises
+    ------
+    ArgumentError
+        Before anything is measured.
+    """
+    if not captures:
+        raise ArgumentError("captures", "none", "at least one capture")
+    slots = suggested_k(captures, k)
+    check_device(device)
+    model = find_cost(cost) if isinstance(cost, str) else cost
+    parts = [split_rows(capture, slots, rows) for capture in captures]
+    shortest = min(int(capture.clamped()[part[0]].min()) for capture, part in zip(captures, parts, strict=True))
+    if not any(statistics_sizes(shortest, view).min() >= sample_ranks(view, slots)[0] for view in shapes()):
+        got = f"{slots} for a row of {shortest:,} scores"
+        raise ArgumentError("k", got, "a smaller k or longer rows: every view samples too few of these")
+    if device == "cuda":
+        require_cuda()
+    total = sum(calibrated.size + held.size for calibrated, held, _ in parts)
+    count = _Counter(total, progress)
+    default = default_policy(captures, slots, model)
+    tried, sample = _measure(captures, parts, slots, model, default, device, max_bytes, count)
+    best = [cheapest(entry, slots, model, sample) for entry in tried[: len(shapes())]]
+    ranking = sorted((p for p in best if p is not None), key=lambda p: p.row_ns)
+    alike = [p for p in ranking if p.row_ns <= (1 + SLACK) * ranking[0].row_ns]
+    chosen = min(alike, key=lambda p: 2 * p.p_exact.high + p.p_band.high)
+    chosen = replace(chosen, policy=replace(chosen.policy, name=f"calibrated-{chosen.policy.name}",
+                                            source=_source(captures, slots, model)))  # fmt: skip
+    ordinary = None
+    if default is not None:
+        q0, q1 = default.primary_rank(slots), default.rescue_rank(slots)
+        ordinary = replace(predict(tried[-1], slots, model, sample, q0, q1), policy=default)
+    stats, valid = _select_held_back(captures, parts, slots, chosen.policy, max_bytes, count)
+    traffic = check_traffic(stats, valid, chosen.policy, family="cpu")
+    realised = {
+        "p_band": traffic.p_band,
+        "p_exact": traffic.p_exact,
+        "traffic": expected_traffic(chosen.policy.stride, traffic.p_band, traffic.p_exact),
+        "admitted": float(np.minimum(stats.admitted0[stats.admitted0 >= 0], KEPT * slots + 1).mean() / slots)
+        if (stats.admitted0 >= 0).any() else 0.0,
+    }  # fmt: skip
+    return Calibration(
+        slots, model, chosen, ordinary, ranking, realised, traffic, sample.lengths.size, sample.following
+    )
+
+
+def split_rows(capture: Capture, k: int, most: int | None) -> tuple[I64, I64, int]:
+    """Cut a capture's eligible rows into blocks: those calibrated on, those held back, and the rows of a block.
+
+    Raises
+    ------
+    ArgumentError
+        If the capture has fewer than `LEAST_ROWS` eligible rows.
+    """
+    chosen = eligible_rows(capture, k, most)
+    if chosen.size < LEAST_ROWS:
+        got = f"{capture.path.name}, with {chosen.size} rows of at least {4 * k} scores"
+        raise ArgumentError("captures", got, f"captures with at least {LEAST_ROWS} such rows")
+    size = max(1, -(-chosen.size // BLOCKS))
+    odd = np.arange(chosen.size) // size % 2 == 1
+    return chosen[~odd], chosen[odd], size
+
+
+def default_policy(captures: Sequence[Capture], k: int, cost: DeviceCost) -> SamplingPolicy | None:
+    """Policy that the planner takes for many rows of the widest capture on the device the cost stands for."""
+    width = max(capture.width for capture in captures)
+    device = DEVICES.get(cost.name, "cpu" if cost.kind == "cpu" else DEVICES["h200"])
+    return api.plan(rows=4096, width=width, k=k, device=device).policy
+
+
+class _Counter:
+    """Counts rows for a progress display."""
+
+    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def add(self, rows: int = 1) -> None:
+        self._done += rows
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _measure(
+    captures: Sequence[Capture],
+    parts: Sequence[tuple[I64, I64, int]],
+    k: int,
+    cost: DeviceCost,
+    default: SamplingPolicy | None,
+    device: str,
+    max_bytes: int,
+    count: _Counter,
+) -> tuple[list[Tried], Sample]:
+    """Try every view, and the default policy last, on the calibration rows."""
+    views = [(view, sample_ranks(view, k)) for view in shapes()]
+    if default is not None:
+        wanted = [default.primary_rank(k), default.rescue_rank(k)]
+        views.append((default, np.array([q for q in wanted if q], dtype=np.int64)))
+    width = max(capture.width for capture in captures)
+    room = [capacities(view, ranks, k, width, cost) for view, ranks in views]
+    found: list[list[tuple[F64, ...]]] = [[] for _ in views]
+    lengths: list[int] = []
+    blocks: list[int] = []
+    for part, (capture, (calibrated, _, size)) in enumerate(zip(captures, parts, strict=True)):
+        for at, row in enumerate(_ranked(capture, calibrated, KEPT * k, device, max_bytes)):
+            for entries, (view, ranks), capacity in zip(found, views, room, strict=True):
+                entries.append(try_row(row, view, ranks, k, capacity, len(lengths)))
+            lengths.append(row.length)
+            blocks.append(part * BLOCKS + at // size)
+            count.add()
+    tried = [
+        Tried(view, ranks, *(np.stack(column) for column in zip(*entries, strict=True)))
+        for entries, (view, ranks) in zip(found, views, strict=True)
+    ]
+    following = sum(held.size for _, held, _ in parts)
+    itemsize = 4 if any(capture.dtype == "float32" for capture in captures) else 2
+    return tried, Sample(np.array(lengths, np.int64), np.array(blocks, np.int64), following, itemsize)
+
+
+def _ranked(capture: Capture, rows: I64, keep: int, device: str, max_bytes: int) -> Iterator[RankedRow]:
+    for block in read_blocks(capture, rows, max_bytes):
+        yield from rank_rows(block.scores, block.lengths, keep, device)
+
+
+def _select_held_back(
+    captures: Sequence[Capture],
+    parts: Sequence[tuple[I64, I64, int]],
+    k: int,
+    policy: SamplingPolicy,
+    max_bytes: int,
+    count: _Counter,
+) -> tuple[Stats, I64]:
+    """Select the held-back rows with the CPU backend and return its statistics."""
+    raw, valid = [], []
+    for capture, (_, held, _) in zip(captures, parts, strict=True):
+        for block in read_blocks(capture, held, max_bytes):
+            lengths = block.lengths.astype(np.int32)
+            _, stats = api.topk(block.scores, lengths, k, policy=policy, backend="cpu", return_stats=True)
+            raw.append(stats.raw)
+            valid.append(block.lengths)
+            count.add(block.rows.size)
+    return Stats(np.concatenate(raw)), np.concatenate(valid)
+
+
+def _source(captures: Sequence[Capture], k: int, cost: DeviceCost) -> str:
+    names = ", ".join(capture.path.name for capture in captures)
+    return f"ksieve calibrate {names} --k {k} --cost {cost.name}"

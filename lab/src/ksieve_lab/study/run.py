@@ -1,0 +1,209 @@
+"""A complete study: from captures to result file, figures and report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ksieve_lab.captures.format import BLOCK_BYTES, Capture
+from ksieve.core import atomic
+from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import ArgumentError
+from ksieve.core.problem import check_k
+from ksieve_lab.study.compare import compare
+from ksieve_lab.study.measure import pooled_ranks, study_capture
+from ksieve_lab.study.ranked import DEVICES, require_cuda
+from ksieve_lab.study.rows import ROWS, eligible_rows
+from ksieve_lab.study.verdict import least_length, overall
+from ksieve.planning.devices import resolve_device
+from ksieve.planning.tune import record
+
+
+def suggested_k(captures: Sequence[Capture], k: int | None) -> int:
+    """Return `k`, or the one that the captures agree on.
+
+    Raises
+    ------
+    ArgumentError
+        If `k` is None and the captures suggest none, or different ones.
+    """
+    if k is not None:
+        return check_k(k)
+    suggested = {capture.k for capture in captures}
+    if len(suggested) != 1 or None in suggested:
+        got = "none" if suggested == {None} else f"none, and captures that suggest {sorted(map(str, suggested))}"
+        raise ArgumentError("k", got, "an int, as these captures do not agree on one")
+    return check_k(suggested.pop())
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that rows cannot be ranked on, before anything is read."""
+    if device not in DEVICES:
+        raise ArgumentError("device", repr(device), "'cpu' or 'cuda'")
+
+
+def check(
+    captures: Sequence[Capture], k: int | None, *, rows: int | None, device: str, plan_for: str | None
+) -> tuple[int, list[int], str | DeviceInfo]:
+    """Check the arguments of `study`; return k, the number of rows of each capture, and the device that is planned for.
+
+    Raises
+    ------
+    ArgumentError
+        Also for a capture whose rows are too short to be sampled, or to have an upper tail.
+    BackendError
+        If the device cannot be used here.
+    """
+    if not captures:
+        raise ArgumentError("captures", "none", "at least one capture")
+    slots = suggested_k(captures, k)
+    check_device(device)
+    numbers = [eligible_rows(capture, slots, rows).size for capture in captures]
+    for capture in captures:
+        longest = capture.valid_scores()[1]
+        if longest < (least := least_length(slots)):
+            got = f"{slots} for {capture.path.name}, whose longest row has {longest:,} scores"
+            raise ArgumentError("k", got, f"rows of at least {least:,} scores: no sampling policy reads shorter ones")
+    target = resolve_device(plan_for or device, "plan_for")
+    if device == "cuda":
+        require_cuda()
+    return slots, numbers, target
+
+
+def study(
+    captures: Sequence[Capture],
+    k: int | None = None,
+    *,
+    rows: int | None = ROWS,
+    device: str = "cpu",
+    plan_for: str | None = None,
+    max_bytes: int = BLOCK_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+    rank: int = 0,
+    world: int = 1,
+) -> dict[str, Any] | None:
+    """Measure captures and return the payload of a result file; every rank must call it.
+
+    Parameters
+    ----------
+    captures : sequence of Capture
+    k : int, optional
+        Default: the K stored in the captures.
+    rows : int or None
+        At most this many rows of each capture, at equal spacing among the eligible ones; None takes all.
+    device : {"cpu", "cuda"}
+        Where rows are ranked.
+    plan_for : str, optional
+        Device whose plan is judged, as `ksieve.plan` takes it or a name such as "h200"; `device` when omitted.
+    max_bytes : int
+        Bound on the bytes of scores in memory at a time.
+    progress : callable, optional
+        Called as ``progress(rows done, rows in all)``.
+    rank, world : int
+        Of the processes that share the rows of every capture (`ksieve.files.split`).
+
+    Returns
+    -------
+    dict or None
+        On the first rank: the results of one process, for any number of them.
+
+    Raises
+    ------
+    ArgumentError
+        Before anything is measured.
+    """
+    slots, numbers, target = check(captures, k, rows=rows, device=device, plan_for=plan_for)
+    total, done = sum(numbers), 0
+    studies = []
+    for capture, number in zip(captures, numbers, strict=True):
+
+        def report(rows_done: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + rows_done, total)
+
+        studied = study_capture(
+            capture, slots, rows=rows, device=device, plan_for=target, max_bytes=max_bytes, progress=report,
+            rank=rank, world=world,
+        )  # fmt: skip
+        if studied is not None:
+            studies.append(studied)
+        done += number
+    if rank:
+        return None
+    found = [s.results() for s in studies]
+    results: dict[str, Any] = {
+        "verdict": overall(found),
+        "k": slots,
+        "captures": found,
+        "pooled": pooled_ranks(studies),
+    }
+    results["comparison"] = [line.plain() for line in compare(results)]
+    settings = {
+        "captures": [capture.path.name for capture in captures],
+        "k": slots,
+        "rows": rows,
+        "device": device,
+        "plan_for": plan_for or device,
+    }
+    return record.payload("study", settings, results, gpu=device == "cuda")
+
+
+def targets(folder: Path, *, result: Path | None = None, figures: Path | None = None) -> list[Path]:
+    """List the files that `write` writes: the report, the result file, then the figures where they can be drawn."""
+    from ksieve_lab.report import figures as drawing
+    from ksieve_lab.report.study import FIGURES
+
+    entries = FIGURES if drawing.can_draw() else ()
+    stems = [(figures or folder / "figures") / f"study-{entry.stem}" for entry in entries]
+    drawn = [stem.with_name(stem.name + suffix) for stem in stems for suffix in (".png", ".svg")]
+    return [folder / "report.html", result or folder / "study.json", *drawn]
+
+
+def write(
+    payload: dict[str, Any], folder: Path, *, result: Path | None = None, figures: Path | None = None
+) -> list[Path]:
+    """Write the results of a study: ``study.json``, ``report.html`` and figures as PNG and SVG.
+
+    Without matplotlib there are no figures, and the report is without them.
+
+    Parameters
+    ----------
+    payload : dict
+        From `study`, or read back from a result file.
+    folder : Path
+        Made as needed.
+    result : Path, optional
+        Result file instead of ``folder/study.json``.
+    figures : Path, optional
+        Folder of the figures instead of ``folder/figures``.
+
+    Returns
+    -------
+    list of Path
+        Files written, the report first.
+
+    Raises
+    ------
+    BackendError
+        If `figures` is given and matplotlib is not installed.
+    """
+    from ksieve_lab.report import figures as drawing
+    from ksieve_lab.report.study import FIGURES
+    from ksieve_lab.study.report import report
+
+    if figures is not None:
+        drawing.require_matplotlib()
+    page, facts, *_ = targets(folder, result=result, figures=figures)
+    written = [record.write_json(facts.absolute(), payload)]
+    results = payload["results"]
+    shown = results | {
+        "captures": [c | {"name": drawing.plain_text(c["name"])} for c in results["captures"]],
+    }
+    drawn = {}
+    for entry in FIGURES if drawing.can_draw() else ():
+        figure = entry.draw(shown)
+        drawn[entry.stem] = text = drawing.svg_of(figure)
+        written += drawing.save(figure, (figures or folder / "figures") / f"study-{entry.stem}", svg_text=text)
+    atomic.write_text(page, report(payload, drawn), folders=True)
+    return [page, *written]

@@ -1,0 +1,129 @@
+"""Small files that stand for huge arrays: their size is known before a byte is written, and memory is bounded."""
+
+import json
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+from ksieve_lab.captures import CaptureWriter, import_scores, open_capture
+from ksieve_lab.captures.importers import load_array
+from ksieve.core.errors import ArgumentError, FileFormatError
+
+MOST = 64 << 20
+"""Bytes that anything here may allocate."""
+
+
+@pytest.fixture(autouse=True)
+def bounded():
+    tracemalloc.start()
+    yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < MOST
+
+
+def save_expanded(path, shape, **more):
+    torch = pytest.importorskip("torch")
+    torch.save({"scores": torch.zeros(1).expand(shape)} | more, path)
+    assert path.stat().st_size < 4096
+
+
+def save_zipped(path, shape):
+    """An archive whose directory says that a member has all of its bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+        archive.writestr("scores.npy", b"\x93NUMPY\x01\x00\x76\x00" + header.encode())
+        archive.filelist[0].file_size = 1 << 60
+
+
+@pytest.mark.parametrize(("save", "suffix"), [(save_expanded, "pt"), (save_zipped, "npz")])
+@pytest.mark.parametrize("flatten", [False, True])
+def test_an_import_that_the_disk_cannot_hold_writes_nothing(tmp_path, save, suffix, flatten):
+    save(tmp_path / f"a.{suffix}", (1 << 10, 1 << 15, 1 << 25) if flatten else (1 << 25, 1 << 25))
+    with pytest.raises(
+        (ArgumentError, FileFormatError), match=r"for 4\.5 PB; takes a disk with as much room"
+    ) as caught:
+        import_scores(tmp_path / f"a.{suffix}", tmp_path / "a.safetensors", flatten=flatten)
+    assert caught.value is not None and [path.name for path in tmp_path.iterdir()] == [f"a.{suffix}"]
+
+
+def test_lengths_are_not_expanded(tmp_path):
+    torch = pytest.importorskip("torch")
+    lengths = torch.full((1,), 3).expand(1 << 31 - 1)
+    save_expanded(tmp_path / "a.pt", (4, 8), lengths=lengths)
+    with pytest.raises(ArgumentError, match=r"^lengths in .*a\.pt: got dtype int64, shape .*integers of shape \(4,\)"):
+        import_scores(tmp_path / "a.pt", tmp_path / "a.safetensors")
+    save_expanded(tmp_path / "b.pt", (4, 8), lengths=torch.full((1,), 3).expand(4))
+    import_scores(tmp_path / "b.pt", tmp_path / "b.safetensors")
+    with open_capture(tmp_path / "b.safetensors") as capture:
+        assert capture.lengths.tolist() == [3] * 4
+
+
+def test_indices_are_not_expanded(tmp_path):
+    save_expanded(tmp_path / "a.pt", (1 << 25, 1 << 25))
+    assert load_array(tmp_path / "a.pt", prefer="scores").shape == (1 << 25, 1 << 25)
+
+
+def sparse(path, rows):
+    """A capture without lengths, of one float16 score a row and nearly no block on disk."""
+    header = json.dumps({"scores": {"dtype": "F16", "shape": [rows, 1], "data_offsets": [0, 2 * rows]}}).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2 * rows)
+    return path
+
+
+def test_lengths_that_nobody_gave_take_no_memory(tmp_path):
+    from ksieve_lab.cli.captures import facts_of
+    from ksieve.files.columns import JoinedColumns
+    from ksieve_lab.study.rows import eligible_rows
+
+    rows = 1_000_000_000
+    path = sparse(tmp_path / "a.safetensors", rows)
+    with open_capture(path) as capture, open_capture(path) as other:
+        assert capture.lengths.shape == (rows,) and capture.lengths.dtype == np.int32
+        assert capture.describe()["lengths"] == "1 to 1, 1,000,000,000 valid scores"
+        assert facts_of(capture)["lengths"] == {"least": 1, "most": 1, "sum": rows}
+        assert capture.lengths[rows - 1] == 1
+        joined = JoinedColumns([capture, other])
+        assert joined.lengths[-1] == 2
+        first, scores, valid = next(joined.tiles(rows - 3, rows, 4))
+        assert (first, scores.shape, valid.tolist()) == (0, (3, 1), [1, 1, 1])
+        with pytest.raises(ArgumentError, match="whose longest row has 1 scores"):
+            eligible_rows(capture, 1)
+
+
+@pytest.mark.parametrize("most", [None, 3, 1])
+def test_eligible_rows_are_found_part_by_part(tmp_path, monkeypatch, most):
+    from ksieve_lab.study.rows import eligible_rows
+
+    lengths = np.random.default_rng(2).integers(-3, 12, 100).astype(np.int32)
+    with CaptureWriter(tmp_path / "a.safetensors", 100, 9) as writer:
+        writer.write(np.zeros((100, 9), np.float32), lengths)
+    with open_capture(tmp_path / "a.safetensors") as capture:
+        whole = np.flatnonzero(np.clip(lengths, 0, 9) >= 8)
+        wanted = np.round(np.linspace(0, whole.size - 1, most or whole.size)).astype(int)
+        for part in (7, 1, 1000):
+            monkeypatch.setattr(f"{type(capture).__module__}._PART", part)
+            assert eligible_rows(capture, 2, most).tolist() == whole[wanted].tolist()
+            assert capture.valid_scores() == (0, 9, int(np.clip(lengths, 0, 9).sum()))
+
+
+def test_a_tall_capture_is_written_without_its_lengths_in_memory(tmp_path):
+    rows = 30_000_000  # 120 MB of lengths
+    with CaptureWriter(tmp_path / "a.safetensors", rows, 0) as writer:
+        for _ in range(30):
+            writer.write(np.zeros((rows // 30, 0), np.float32))
+    assert (tmp_path / "a.safetensors").stat().st_size > 4 * rows
+
+
+def test_blocks_with_and_without_lengths_lie_where_the_header_says(tmp_path):
+    with CaptureWriter(tmp_path / "a.safetensors", 6, 3, "float16") as writer:
+        writer.write(np.full((2, 3), 1, np.float16))
+        writer.write(np.full((3, 3), 2, np.float16), np.array([-1, 0, 9], np.int32))
+        writer.write(np.full((1, 3), 3, np.float16))
+    with open_capture(tmp_path / "a.safetensors") as capture:
+        assert capture.lengths.tolist() == [3, 3, -1, 0, 9, 3]
+        assert capture.rows_block(0, 6)[:, 2].tolist() == [1, 1, 2, 2, 2, 3]

@@ -1,0 +1,131 @@
+"""The bench of blocks and pools: on the CPU, where a GPU's calls would be, and its page; wrong answers are refuted."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from bench_host import ENVIRONMENT, H200, invoke, measure
+from ksieve import api
+from ksieve.core.errors import ArgumentError
+from ksieve_lab import oracle
+from ksieve_lab.bench import block_pages, blocks, floor, scores
+from ksieve_lab.report import benches
+from ksieve.planning.plan import Plan
+from ksieve.planning.tune import laws, record, tasks, timing
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SHAPE, EVERY = "2x20480", (blocks.OWN, *blocks.AROUND)
+NAMES = [model.name for model in blocks.MODELS]
+
+
+def test_every_model_on_the_cpu(tmp_path):
+    pytest.importorskip("matplotlib")
+    done = invoke(
+        "blocks", "--device", "cpu", "--shapes", SHAPE, "--rounds", 1, "--dtypes", "float32", "--out", tmp_path,
+        "--figures", tmp_path,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    payload = json.loads((tmp_path / "blocks-cpu.json").read_text())
+    found = payload["results"]["shapes"]
+    assert [case["model"] for case in found] == NAMES and (tmp_path / "blocks-cpu.svg").exists()
+    assert [case["columns"] for case in found] == [2048, 16, 16_384, 512, 2051, 16, 16]
+    for case in found:
+        own = case["selectors"]
+        assert all(own[name]["exact"] is True and own[name]["median_us"] > 0 for name in EVERY)
+        assert (blocks.BARE in own) == (not case["model"].startswith("blocks"))
+        assert case["times_faster"]["around torch"] == own["around torch"]["median_us"] / own["ksieve"]["median_us"]
+    page = block_pages.section("[a](b)", "blocks-cpu", payload)
+    assert "| DeepSeek-V4.1, 2 x 20,480 | float32 |" in page and "![blocks cpu](../figures/blocks-cpu.svg)" in page
+    assert "target" not in page, "targets are those of a GPU"
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Let the bench believe in a GPU: its plans and tensors are the CPU's, its clock is made up."""
+    planned, made = api.plan, []
+
+    def plan(*, device, options, **facts):
+        assert device is H200
+        if options.force_first:
+            raise ArgumentError("force_first", "1 on cuda:0", "scores on the CPU")
+        return planned(options=options, **facts)
+
+    def allocate(rows, width, dtype):
+        return [torch.full((rows, width), 7.0, dtype=getattr(torch, dtype)) for _ in range(2)]
+
+    monkeypatch.setattr(api, "plan", plan)
+    monkeypatch.setattr(blocks, "compile_plans", lambda plans, progress: made.extend(plans))
+    monkeypatch.setattr(tasks, "require_device", lambda: H200)
+    monkeypatch.setattr(tasks, "allocate", allocate)
+    monkeypatch.setattr(floor, "contenders", lambda *_: [timing.Contender("read a", lambda i: None)])
+    monkeypatch.setattr(timing, "measure", measure)
+    monkeypatch.setattr(Plan, "workspace", lambda self: pytest.fail("nothing to hold"))
+    monkeypatch.setattr(record, "environment", lambda *, gpu: dict(ENVIRONMENT))
+    return made
+
+
+def test_on_a_gpu_targets_are_told_and_missing_kernels_too(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(block_pages, "LARGE", 4)
+    done = invoke("blocks", "--shapes", "1x20480,4x20480", "--dtypes", "bfloat16", "--only",
+                  "blocks of 128; DeepSeek-V4.1, inside; MiniMax-M3, scored", "--out", tmp_path)  # fmt: skip
+    assert done.exit_code != 0 and "scores on the CPU" in done.output
+    payload = json.loads((tmp_path / "blocks-cuda.json").read_text())
+    found = payload["results"]["shapes"]
+    assert [plan.problem.k for plan in device] == 2 * [16] * 3 + 2 * [512] * 3 + 2 * [16, 14]
+    assert [case["selectors"]["ksieve"]["exact"] for case in found] == [True] * 4 + [None] * 2
+    assert found[0]["selectors"]["ksieve"]["of_floor"] == 0.8 and "times_faster" not in found[4]
+    with pytest.raises(ValueError, match=r"MiniMax-M3, scored, 1 x 20,480: no exact answer was measured"):
+        block_pages.section("[a](b)", "blocks-cuda", payload)
+    payload["results"]["shapes"] = found[:4]
+    page = block_pages.section("[a](b)", "blocks-cuda", payload)
+    assert "* Block selection, of the plain read: at least 0.80 (target 0.8: met)" in page
+    assert "1 to 64 rows, over ours: at least 1.60 (target 2.0: missed)" in page
+    assert benches.names(payload, "blocks-cuda") == ["blocks-cuda"]
+
+
+@pytest.mark.parametrize("model", blocks.MODELS, ids=NAMES)
+def test_a_wrong_answer_is_refuted(model):
+    steps, rows = model.steps, 3
+    width = blocks.width_of(model, 20_480)
+    matrix, lengths = torch.empty(rows, width), scores.lengths_of("ragged", rows, width, 0, "cpu")
+    laws.in_blocks(steps.block)(matrix, lengths)
+    given = {"tail": lengths * 4 + 3} if steps.tail else {}
+    if steps.table:
+        given = {"block_table": torch.rand(rows, 2560).argsort(1)[:, :2048].int()}
+    found = torch.from_numpy(np.asarray(api.topk(matrix, lengths, steps.k, **steps.keywords(given))))
+    call = steps.keywords(given) | {"lengths": lengths}
+    oracle.assert_served(matrix, steps.k, call, {"indices": found})
+    used = int((found[1] >= 0).sum())
+    for column, value in (
+        (0, found[1, used - 1]),
+        (0, -1),
+        (used - 1, -1),
+        (used // 2, 5 * 10**8),
+        (3, found[1, 3] + 1),
+    ):
+        wrong = found.clone()
+        wrong[1, column] = value
+        assert oracle.faults(matrix, steps.k, call, {"indices": wrong}), (column, value)
+    better = matrix.clone()
+    better[2, : int(lengths[2])] = torch.arange(int(lengths[2])).float().flip(0) * (1 if found[2, 0] else -1)
+    assert oracle.faults(better, steps.k, call, {"indices": found}), "other entries are the best"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--dtypes", "float64"), "some of float32, float16, bfloat16"),
+        (("--device", "tpu"), "'cuda' or 'cpu'"),
+        (("--only", "GLM-9"), "names of blocks of 8, blocks of 128"),
+        (("--shapes", "2x16384"), "for blocks of 8 whole blocks, and k = 2048 of them in 0.8 of a row"),
+    ],
+)
+def test_refusals(arguments, message):
+    done = invoke("blocks", *arguments)
+    assert isinstance(done.exception, ArgumentError) and message in str(done.exception)

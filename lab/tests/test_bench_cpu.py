@@ -1,0 +1,320 @@
+"""The CPU measurement: that it times what it says, verifies every answer, and writes one stable layout."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import ksieve
+from ksieve_lab.captures.writer import CaptureWriter
+from ksieve.core.errors import ArgumentError, FileFormatError, VerificationError
+from ksieve.core.problem import SCORE_DTYPES
+from ksieve_lab.bench import contenders, cpu, startup
+from ksieve.planning.tune import record
+
+SMALL = ((3, 4000),)
+
+
+def measure(**options):
+    return cpu.run(
+        **{"shapes": SMALL, "k": 50, "rounds": 2, "adversarial": False, "searched": ((1024, 50),), "starts": False}
+        | options
+    )
+
+
+@pytest.fixture
+def capture(tmp_path):
+    """Six rows of 3,000 scores, valid from 2,500 on; what lies beyond is better than anything valid."""
+    path = tmp_path / "rows.safetensors"
+    lengths = np.arange(2500, 2506, dtype=np.int32)
+    scores = np.random.default_rng(0).standard_normal((6, 3000), dtype=np.float32)
+    scores[np.arange(3000) >= lengths[:, None]] = 100
+    with CaptureWriter(path, 6, 3000) as writer:
+        writer.write(scores, lengths)
+    return path, scores
+
+
+# ---- what is measured ------------------------------------------------------------------------------------
+
+
+def test_contenders_see_the_same_rows_and_ratios_follow_from_the_seconds():
+    torch = pytest.importorskip("torch")
+    assert torch is not None
+    case = measure(rounds=3)["results"]["compared"][0]
+    assert case["exact"] == {"ksieve": True, cpu.TORCH: True, cpu.ARGPARTITION: True}
+    medians = case["median_seconds"]
+    assert set(medians) == set(case["spread"]) == {"ksieve", cpu.TORCH, cpu.ARGPARTITION, cpu.FLOOR}
+    assert min(medians.values()) > 0 and min(case["spread"].values()) >= 0
+    assert case["times_faster_than"][cpu.TORCH] == medians[cpu.TORCH] / medians["ksieve"]
+    assert case["rate_of_max"] == medians[cpu.FLOOR] / medians["ksieve"]
+    assert case["scores_per_second"] == 12_000 / medians["ksieve"]
+    assert case["routes"] == {"direct": 3}
+    assert case["source"] == "endpoint_structured"
+
+
+def test_short_rows_of_every_dtype_are_set_beside_torch():
+    pytest.importorskip("torch")
+    payload = measure(sources=(), short=((30, 70, 4), (5, 9, 9)), rounds=2)
+    cases = payload["results"]["short"]
+    assert [(c["rows"], c["width"], c["k"], c["dtype"]) for c in cases] == [
+        (*shape, dtype) for shape in ((30, 70, 4), (5, 9, 9)) for dtype in SCORE_DTYPES
+    ]
+    for case in cases:
+        assert case["exact"] == {"ksieve": True, cpu.TORCH: True}
+        medians = case["median_seconds"]
+        assert case["times_faster_than"] == {cpu.TORCH: medians[cpu.TORCH] / medians["ksieve"]}
+    ((_, _, lines),) = [t for t in cpu.tables(payload) if "short rows" in t[0]]
+    assert [line[:2] for line in lines[1:3]] == [("30 x 70, top 4", "float16"), ("30 x 70, top 4", "bfloat16")]
+
+
+def test_calls_with_options_are_set_beside_the_plain_call(monkeypatch):
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "2")
+    payload = measure(sources=(), optional=((3, 4000, 50),))
+    cases = payload["results"]["options"]
+    assert [(c["threads"], c["option"]) for c in cases] == [(t, o) for t in (1, 2) for o in ("plain", *cpu.OPTIONS)]
+    for threads, plain in ((1, cases[0]), (2, cases[4])):
+        own = [case for case in cases if case["threads"] == threads]
+        assert [c["times_plain"] for c in own] == [c["median_seconds"] / plain["median_seconds"] for c in own]
+    ((_, columns, lines),) = [t for t in cpu.tables(payload) if "options" in t[0]]
+    assert len(lines) == 8 and lines[0][:3] == ("3 x 4,000, top 50", "1", "plain") and lines[0][4] == "1.00x"
+    assert len(columns) == len(lines[0])
+
+
+def test_every_adversarial_family_is_set_beside_plain_rows():
+    cases = measure(sources=(), adversarial=True, rounds=1)["results"]["adversarial"]
+    assert {case["family"] for case in cases} == {p.name for p in cpu.ADVERSARIAL}
+    for case in cases:
+        assert case["times_plain"] == case["median_seconds"] / case["plain_median_seconds"]
+
+
+@pytest.mark.parametrize("wrong", ["first", "poison"])
+def test_an_inexact_answer_stops_the_measurement(monkeypatch, wrong):
+    honest = cpu.api.topk
+
+    def topk(scores, lengths=None, k=None, *, out=None, **options):
+        if out is None:
+            return honest(scores, lengths, k, **options)
+        if wrong == "first":
+            out[...] = np.arange(out.shape[1])
+        return out  # "poison": nothing written, so what stands there must not look like an answer
+
+    monkeypatch.setattr(cpu.api, "topk", topk)
+    with pytest.raises(VerificationError, match="ksieve on 3 x 4000"):
+        measure()
+
+
+def test_another_library_that_is_inexact_is_recorded(monkeypatch):
+    monkeypatch.setattr(
+        contenders.np, "argpartition", lambda scores, at, axis: np.tile(np.arange(scores.shape[1]), (3, 1))
+    )
+    payload = measure()
+    assert payload["results"]["compared"][0]["exact"][cpu.ARGPARTITION] is False
+    assert any("inexact" in cell for _, _, rows in cpu.tables(payload) for row in rows for cell in row)
+
+
+def test_answers_are_poisoned_before_each_run():
+    out = np.zeros((2, 3), np.int32)
+    seen = []
+    contender = contenders.Contender(
+        "ksieve", lambda: seen.append(out.copy()), lambda: contenders.fill(out), judged=False
+    )
+    plan = ksieve.plan(rows=2, width=9, k=3)
+    contenders.rotate([contender], np.zeros((2, 9), np.float32), plan, 2)
+    assert len(seen) == 3
+    assert all((values == contenders.POISON).all() for values in seen)
+
+
+def test_rounds_start_with_another_contender_each():
+    order = []
+    three = [contenders.Contender(name, lambda name=name: order.append(name), judged=False) for name in "abc"]
+    contenders.rotate(three, np.zeros((1, 9), np.float32), ksieve.plan(rows=1, width=9, k=3), 2)
+    assert "".join(order) == "cab" + "abc" + "bca"
+
+
+def test_progress_reaches_its_total():
+    calls = []
+    measure(
+        sources=("endpoint", "random_normal"), adversarial=True, rounds=1, progress=lambda a, b: calls.append((a, b))
+    )
+    total = 2 + len(cpu.ADVERSARIAL) + 1
+    assert calls == [(i + 1, total) for i in range(total)]
+
+
+# ---- sources ---------------------------------------------------------------------------------------------
+
+
+def test_capture_rows_hold_valid_scores_alone(capture):
+    path, scores = capture
+    what, rows = cpu._capture_rows(str(path), 3, 2400)
+    assert what == "rows.safetensors"
+    np.testing.assert_array_equal(rows, scores[[0, 2, 4], :2400])
+
+
+def test_short_capture_rows_are_joined(capture):
+    path, scores = capture
+    what, rows = cpu._capture_rows(str(path), 2, 6000)
+    assert what == "rows.safetensors, 3 rows joined"
+    np.testing.assert_array_equal(rows[1], np.concatenate([scores[3, :2503], scores[4, :2504], scores[5, :993]]))
+    payload = measure(shapes=((2, 6000),), sources=(path,))
+    assert payload["settings"]["sources"] == ["rows.safetensors"]
+    assert payload["results"]["compared"][0]["source"] == "rows.safetensors, 3 rows joined"
+    with pytest.raises(ArgumentError, match=r"sources: got 6 rows in rows.safetensors; takes 9 rows to make 3 x 6000"):
+        measure(shapes=((3, 6000),), sources=(path,))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sources": ("nonsense",)}, "sources: got 'nonsense'; takes 'endpoint', a producer's name or the path"),
+        ({"rounds": 0}, "rounds: got 0; takes an int of at least 1"),
+        ({"shapes": ((0, 4000),)}, "shapes: got 0x4000; takes at least 1 row of at least k = 50 scores"),
+        ({"shapes": ((1, 49),)}, "shapes: got 1x49; takes at least 1 row"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_measuring(options, message):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        measure(**options)
+
+
+def test_a_file_that_is_no_capture_is_refused_before_measuring(tmp_path):
+    path = tmp_path / "notes.safetensors"
+    path.write_text("no capture")
+    with pytest.raises(FileFormatError, match=r"notes\.safetensors"):
+        measure(sources=("endpoint", path))
+
+
+# ---- fresh processes -------------------------------------------------------------------------------------
+
+
+def test_import_is_timed_in_a_process_of_its_own(monkeypatch):
+    assert float(startup._fresh(startup._IMPORT)) > 0
+    monkeypatch.setattr(startup, "_IMPORT", "print(1.5)")
+    assert startup.import_seconds(3) == 1.5
+
+
+FIRST = """
+import numpy as np
+from ksieve.backends.cpu.compiled import cached_jit
+double = cached_jit(lambda x: x * 2)
+double(np.arange(3))
+print(len(double.stats.cache_misses))
+"""
+
+
+@pytest.mark.extended
+def test_first_calls(monkeypatch):
+    """A small function stands in for the kernels, whose compilation takes long."""
+    assert float(startup._fresh(startup._FIRST_CALL)) > 0
+    monkeypatch.setattr(startup, "_FIRST_CALL", FIRST)
+    assert startup.first_call_seconds(1) == (1.0, 0.0)
+
+
+@pytest.mark.extended
+def test_memory_beside_the_arguments_is_bounded():
+    extra = startup.extra_bytes(2, 2048, ["random_normal", "all_equal", "stride_hole", "nan_sprinkled"])
+    if extra is None:
+        pytest.skip("no /proc")
+    # Stacks and machine code that are first touched in the measured call count too.
+    assert extra / 2 <= 256 * 1024
+
+
+def test_a_failing_process_says_why():
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        startup._fresh("1 / 0")
+
+
+# ---- record and tables -----------------------------------------------------------------------------------
+
+
+def test_payload_survives_the_file(tmp_path, monkeypatch):
+    payload = measure(rounds=1)
+    assert cpu.result_name(payload) == f"cpu-{cpu.cpu.thread_count()}-threads.json"
+    monkeypatch.chdir(tmp_path)
+    path = record.write_json(cpu.result_name(payload), payload)
+    assert path.parent.as_posix() == "benchmarks/results"
+    found = record.read_json(path)
+    assert found["schema"] == record.SCHEMA
+    assert found["results"] == json.loads(json.dumps(payload["results"]))
+    assert sorted(found) == ["bench", "environment", "results", "schema", "settings"]
+    assert list(tmp_path.rglob(".*")) == []
+
+
+def test_values_that_json_does_not_know(tmp_path):
+    value = {"a": np.float32(1.5), "b": np.arange(2), "c": (float("nan"), float("inf")), 3: np.True_}
+    path = record.write_json(tmp_path / "deep" / "x.json", record.payload("x", {}, value))
+    assert json.loads(path.read_text())["results"] == {"a": 1.5, "b": [0, 1], "c": [None, None], "3": True}
+
+
+def test_of_rounds_a_file_has_median_least_and_spread():
+    assert record.times([2.0, 5.0, 4.0]) == {"median_us": 4.0, "min_us": 2.0, "spread": 1.5}
+
+
+def test_values_without_others_inside_are_one_line(tmp_path):
+    path = record.write_json(tmp_path / "x.json", record.payload("x", {}, {"a": [{"b": 1, "c": []}, [2, 3]], "d": {}}))
+    lines = path.read_text().splitlines()[-9:]
+    assert lines == [' "settings": {},', ' "results": {', '  "a": [', '   {"b": 1, "c": []},', '   [2, 3]', '  ],',
+                     '  "d": {}', ' }', '}']  # fmt: skip
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = record.write_json(tmp_path / "x.json", record.payload("x", {}, 1))
+    with pytest.raises(TypeError):
+        record.write_json(path, record.payload("x", {}, object()))
+    assert record.read_json(path)["results"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_foreign_files_and_payloads_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="schema None"):
+        record.write_json(tmp_path / "x.json", {"results": 1})
+    (tmp_path / "y.json").write_text("[]")
+    with pytest.raises(ValueError, match="no result file of schema"):
+        record.read_json(tmp_path / "y.json")
+
+
+def test_environment_names_software_and_machine_but_no_place():
+    facts = record.environment(gpu=True)
+    assert facts["ksieve"] == ksieve.__version__
+    assert facts["packages"]["numpy"] == np.__version__
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", facts["date"])
+    assert facts["cpu"]["usable"] >= 1
+    assert facts["cpu"]["model"]
+    assert facts["commit"] is None or re.fullmatch(r"[0-9a-f]{40}", facts["commit"])
+    assert "/" not in facts["command"]
+    assert record.command_line(["/a/b/ksieve", "bench", "cpu", "../c/rows.safetensors", "--k", "5"]) == (
+        "ksieve bench cpu rows.safetensors --k 5"
+    )
+    assert (
+        record.command_line(["/a/ksieve/__main__.py", "study", "rows.safetensors"]) == "ksieve study rows.safetensors"
+    )
+
+
+def test_tables_hold_every_case(monkeypatch):
+    monkeypatch.setattr(startup, "import_seconds", lambda: 0.1)
+    monkeypatch.setattr(startup, "first_call_seconds", lambda: (8.0, 0.5))
+    monkeypatch.setattr(startup, "extra_bytes", lambda *_: 100_000)
+    payload = measure(adversarial=True, starts=True, rounds=1)
+    text = "\n".join(" ".join((title, *columns, *map(str, rows))) for title, columns, rows in cpu.tables(payload))
+    for expected in (
+        "3 x 4,000, top 50",
+        "endpoint_structured",
+        "stride_hole",
+        "1,024, top 50",
+        "import ksieve",
+        "0.10 s",
+    ):
+        assert expected in text
+
+
+def test_a_copy_of_the_tree_is_known_by_the_commit_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KSIEVE_COMMIT", raising=False)
+    found = record.git_state()
+    assert found["dirty"] is None or len(found["commit"]) == 40
+    # A copy carries a history that may have stopped long before what is measured.
+    monkeypatch.setenv("KSIEVE_COMMIT", "c0ffee")
+    assert record.git_state() == {"commit": "c0ffee", "dirty": None}
+    monkeypatch.setenv("KSIEVE_COMMIT", "")
+    assert record.git_state() == found

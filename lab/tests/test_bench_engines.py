@@ -1,0 +1,279 @@
+"""The bench of the engines' operators: on fakes of the engines and on the CPU, and its pages; first calls too."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bench_engines import K, bench, fakes, host, measured  # noqa: E402
+from bench_host import ENVIRONMENT, OTHER_US, OWN_US, generator, invoke  # noqa: E402
+from ksieve.adapters._operators import OPERATORS  # noqa: E402
+from ksieve.adapters._tally import TALLY  # noqa: E402
+from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
+from ksieve_lab.bench import engine_calls, engine_pages, engine_switch, engines, first_calls, pages  # noqa: E402
+from ksieve_lab.report import benches  # noqa: E402
+from ksieve.planning.tune import record  # noqa: E402
+
+__all__ = ["bench", "fakes", "generator", "host"]
+
+
+def test_every_operator_has_a_call_or_a_reason():
+    adapters = {operator.adapter for listed in OPERATORS.values() for operator in listed}
+    assert adapters == set(engine_calls.CALLS) | set(engine_calls.NOT_TIMED)
+    assert not set(engine_calls.CALLS) & set(engine_calls.NOT_TIMED)
+
+
+def test_all_engines(bench, tmp_path):
+    done, payload = measured(tmp_path)
+    assert done.exit_code == 0, done.output
+    found = payload["results"]
+    cases = {(case["operator"], case["dtype"]): case for case in found["shapes"]}
+    for (name, _), case in cases.items():
+        if "skipped" in case:
+            assert case["skipped"] == "it takes k of 2048, not 512" and ".fast_topk" in name
+            continue
+        own, ours = (case["selectors"][side] for side in (engines.BEFORE, engines.AFTER))
+        assert own["exact"] is True and ours["exact"] is True, case
+        assert own["median_us"] == OTHER_US and ours["median_us"] == OWN_US
+        assert case["times_faster"] == OTHER_US / OWN_US and ours["family"] and case["k"] == K
+    every = {o.name for engine in engine_switch.ENGINES for o in OPERATORS[engine]}
+    assert {name for name, _ in cases} | set(found["absent"]) == every
+    assert {name for name, why in found["absent"].items() if "this version" in why} == {
+        "torch.ops._C.cooperative_topk",
+        *(name for name in every if "_512" in name),
+    }
+    deep = "sglang.kernels.ops.attention.deep_select.topk"
+    assert (deep, "bfloat16") in cases and ("torch.ops._C.top_k_per_row_decode", "bfloat16") not in cases
+    hosts = {each["operator"]: each for each in found["host"]}
+    assert set(hosts) == {name for name, _ in cases}
+    timed = [each for each in hosts.values() if "skipped" not in each]
+    assert {each["operator"] for each in timed} == {c["operator"] for c in found["shapes"] if "skipped" not in c}
+    assert all(each[side]["median_us"] > 0 for each in timed for side in (engines.BEFORE, engines.AFTER))
+    assert "1.60x" in done.output
+    deep_select = importlib.import_module("sglang.kernels.ops.attention.deep_select")
+    assert deep_select.topk(torch.zeros(1, 8), 2)[1].shape == (1, 2) and bench.CALLS[-1] == "deep_select", "put back"
+    assert benches.names(payload, "gpu-engines") == []
+
+
+def test_both_sides_are_called(bench, tmp_path):
+    done, _ = measured(tmp_path, "--engines", "sglang", "--only", "ragged_v2")
+    assert done.exit_code == 0, done.output
+    assert bench.CALLS.count("ragged") >= 3, "the engine's own in its rounds"
+    assert sum(each.count for each in TALLY.report().calls) >= 3 and not TALLY.fallbacks
+
+
+def test_a_wrong_answer_of_the_engine_is_no_comparison(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "WRONG", [True])
+    done, payload = measured(tmp_path, "--engines", "sglang", "--only", "deep_select.topk", "--dtypes", "float32")
+    assert done.exit_code == 0, done.output
+    for case in payload["results"]["shapes"]:
+        own, ours = (case["selectors"][side] for side in (engines.BEFORE, engines.AFTER))
+        assert own["exact"] is False and ours["exact"] is True and "times_faster" not in case
+    page = engine_pages.gained("sglang", Path("gpu-engines.json"), payload)
+    assert "`topk`, 3 x 4,096, float32: its own answer is not exact" in page and "20.0 / 12.5 |" in page
+
+
+def test_errors_in_result_files_have_no_folders(bench, tmp_path, monkeypatch):
+    where = "no /usr/local/bin/nvcc in '/root/.cache/a b/x.cu', 1/2 of it\nmore"
+    assert engine_switch.line(OSError(where)) == "OSError: no nvcc in 'a b/x.cu', 1/2 of it"
+
+    def fail(*_, **__):
+        raise RuntimeError(where)
+
+    monkeypatch.setattr(bench, "best", fail)
+    _, payload = measured(tmp_path, "--engines", "sglang", "--only", "ragged_v2", "--dtypes", "float32")
+    for case in payload["results"]["shapes"]:
+        own, ours = (case["selectors"][side] for side in (engines.BEFORE, engines.AFTER))
+        assert "no nvcc in" in own["error"] and "/usr" not in own["error"] and ours["exact"] is True
+    page = engine_pages.gained("sglang", Path("a"), payload)
+    assert "Without a time:" in page and "in the geometric mean" not in page and "- / 12.5 |" in page
+
+
+def test_a_refused_call_is_not_measured_as_ours(bench, tmp_path, monkeypatch):
+    module = importlib.import_module("ksieve.adapters.sglang")
+
+    def refuse(*_, **__):
+        raise ArgumentError("topk", 1, "no")
+
+    monkeypatch.setattr(module, "topk", refuse)
+    monkeypatch.setattr(engines, "prepare", lambda *_: None)
+    monkeypatch.setattr(engines, "_plan", refuse)
+    done, payload = measured(tmp_path, "--engines", "sglang", "--only", "deep_select.topk", "--dtypes", "float32")
+    assert done.exit_code != 0
+    case, cost = (
+        next(found for found in payload["results"][kind] if found["operator"].endswith(".topk"))
+        for kind in ("shapes", "host")
+    )
+    assert "ksieve does not serve the call" in case["selectors"][engines.AFTER]["error"]
+    assert "ksieve does not serve the call" in cost[engines.AFTER]["error"] and cost[engines.BEFORE]["median_us"] > 0
+    with pytest.raises(pages.InexactError, match="no exact answer"):
+        engine_pages.gained("sglang", Path("a"), payload)
+    with engine_switch.installed(["sglang"], "deep_select.topk") as (operators, _, _):
+        monkeypatch.setattr(bench, "best", refuse)
+        for name, error in ((engines.BEFORE, ArgumentError), (engines.AFTER, BackendError)):
+            made = engines._small(operators[-1], "float32", K)
+            with pytest.raises(error):
+                engines._call(name, operators[-1], made.matrix, operators[-1].call.arguments(made))
+
+
+def test_engines_that_are_not_there(host, tmp_path):
+    done = invoke("engines", "--engines", "flashinfer", "--parts", "operators")
+    assert isinstance(done.exception, BackendError) and "no module flashinfer" in str(done.exception)
+    for only, why in (("", "no module tensorrt_llm"), ("nothing", "no operator has 'nothing' in its name")):
+        with (
+            pytest.raises(BackendError, match=f"no operator of tensorrt_llm to measure: {why}"),
+            engine_switch.installed(["tensorrt_llm"], only),
+        ):
+            pytest.fail("there is none")
+
+
+def test_without_a_gpu():
+    done = invoke("engines")
+    assert isinstance(done.exception, BackendError) and done.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--engines", "other"), ("--parts", "second"), ("--dtypes", "int8"), ("--shapes", "x")]
+)
+def test_options_are_checked_before_anything_runs(option, value):
+    done = invoke("engines", option, value)
+    assert isinstance(done.exception, ArgumentError) and done.exception.argument == option
+
+
+# ---- first calls ------------------------------------------------------------------------------------------------
+
+
+def test_a_process_measures_its_first_call(capsys, monkeypatch):
+    text = json.dumps({"adapter": "sglang.topk", "rows": 2, "width": 4096, "k": 64, "dtype": "float32"})
+    for said, lines in (("go\n", 2), ("", 1)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(said))
+        first_calls.child(text)
+        ready, *found = capsys.readouterr().out.splitlines()
+        assert ready == "ready" and len(found) == lines - 1
+        for each in map(json.loads, found):
+            assert each["seconds"] > 0 and each["again_seconds"] > 0 and each["compiled"] == 0
+
+
+class Fresh:
+    """Stands in for an interpreter; knows which caches and bundles hold kernels."""
+
+    built, calls, waiting = set(), [], []
+
+    def __init__(self, *arguments, **variables):
+        self.arguments, self.variables = arguments, variables
+        self.calls.append(self)
+        self.waiting.append("started")
+
+    def ready(self):
+        assert self.arguments[:2] == ("-c", first_calls.CHILD)
+        self.waiting.append("ready")
+
+    def said(self, seconds=0):
+        self.waiting.append("said")
+        cache, bundle = self.variables["KSIEVE_CACHE_DIR"], self.variables["KSIEVE_BUNDLE"]
+        if "build" in self.arguments:
+            new = cache not in self.built
+            self.built.update((cache, self.arguments[self.arguments.index("--bundle") + 1]))
+            return {"kernels": [{}, {}], "compiled": 2 * new}
+        assert not list(Path(cache).glob("*")) if Path(cache).exists() else cache.endswith("built")
+        if json.loads(self.arguments[2])["adapter"] == "sglang.topk" and bundle:
+            return {"error": "the process took more than 60 s"}
+        compiled = int(cache not in self.built and bundle not in self.built)
+        return {"seconds": 5.0 if compiled else 0.01, "again_seconds": 1e-5, "compiled": compiled}
+
+
+@pytest.fixture
+def interpreters(monkeypatch):
+    for name, empty in (("built", set()), ("calls", []), ("waiting", [])):
+        monkeypatch.setattr(Fresh, name, empty)
+    monkeypatch.setattr(first_calls, "Fresh", Fresh)
+
+
+def test_first_calls_and_their_page(host, interpreters, tmp_path, generator):
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    done = invoke("engines", "--parts", "first", "--out", folder)
+    assert done.exit_code == 0, done.output
+    payload = record.read_json(folder / "gpu-engines-first.json")
+    assert not (folder / "gpu-engines.json").exists(), "where the operators' times are"
+    found = payload["results"]["first_calls"]
+    assert len(found["calls"]) == len(first_calls.FIRSTS)
+    for call in found["calls"]:
+        assert call[first_calls.EMPTY]["compiled"] == 1 and call[first_calls.BUILT]["compiled"] == 0
+        assert ("error" in call[first_calls.BUNDLE]) == (call["adapter"] == "sglang.topk")
+    assert [(said["engine"], said["compiled"]) for said in found["builds"]] == [
+        ("vllm", 2), ("sglang", 0), ("flashinfer", 0),
+    ]  # fmt: skip
+    build = next(each.arguments for each in Fresh.calls if "build" in each.arguments)
+    assert build[:12] == (
+        "-m", "ksieve", "build", "--for", "vllm", "--dtype", "float32", "--k", "2048", "--max-rows", "2048",
+        "--max-width",
+    ) and build[12:14] == ("131072", "--bundle")  # fmt: skip
+    caches = [each.variables["KSIEVE_CACHE_DIR"] for each in Fresh.calls]
+    assert len({cache for cache in caches if not cache.endswith("built")}) == 2 * len(first_calls.FIRSTS)
+    page = engine_pages.first_calls(folder)
+    assert "| `sglang.topk` | 16 x 131,072 | 5.000 (1) | 0.010 (0) | failed | 10 |" in page
+    assert "`ksieve build --for vllm` up to 2,048 x 131,072: 2 kernels, 2 of them compiled, in 0 s on" in page
+    assert "[first calls](../guide/integrations.md#the-first-call)" in generator.benchmark_page(folder)
+    assert all(engine_pages.gained(name, Path("a"), payload) == "" for name in engine_pages.TITLES)
+
+
+def test_processes_get_ready_at_once_and_measure_alone(interpreters):
+    first_calls.run(first_calls.FIRSTS[:2])
+    started = ["started"] * 2 + ["ready"] * 2 + ["said"] * 2
+    assert Fresh.waiting == started + ["started", "said"] + [each for each in started for _ in range(2)]
+
+
+def test_first_calls_that_are_interrupted_keep_what_is_known(host, interpreters, monkeypatch, tmp_path):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(first_calls, "_build", interrupted)
+    assert invoke("engines", "--parts", "first", "--out", tmp_path).exit_code
+    found = record.read_json(tmp_path / "gpu-engines-first.json")["results"]["first_calls"]
+    for call in found["calls"]:
+        assert call[first_calls.EMPTY]["seconds"] == 5.0 and call[first_calls.BUILT] == {"error": "not measured"}
+    assert "| 5.000 (1) | failed | failed | - |" in engine_pages.first_calls(tmp_path)
+
+
+def test_a_build_that_fails_leaves_its_error(interpreters, monkeypatch):
+    monkeypatch.setattr(Fresh, "said", lambda self, seconds=0: {"error": "the process failed: no compiler"})
+    found = first_calls.run(first_calls.FIRSTS[:1])
+    assert found["calls"][0][first_calls.BUILT] == {"error": "the process failed: no compiler"}
+    assert engine_pages.built(found["builds"][0]).endswith("up to 16 x 131,072: the process failed: no compiler")
+
+
+def test_a_process_says_what_it_found_or_why_not():
+    good = "import os, sys; print('ready', flush=True); sys.stdin.readline(); print(os.environ['A'])"
+    process = first_calls.Fresh("-c", good, A="[7]")
+    process.ready()
+    assert process.said() == [7]
+    failed = first_calls.Fresh("-c", "import sys; sys.exit('no such luck in /usr/lib/x.so')")
+    failed.ready()
+    assert failed.said() == {"error": "the process failed: no such luck in x.so"}
+    assert first_calls.Fresh("-c", "print('x')").said()["error"].startswith("the process printed no JSON")
+    slow = first_calls.Fresh("-c", "import time; time.sleep(60)")
+    assert slow.said(0.1) == {"error": "the process took more than 0.1 s"}
+
+
+def test_pages_of_engines(bench, tmp_path, generator):
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    done, payload = measured(folder, "--engines", "sglang", "--shapes", "2x4096,3x8192")
+    assert done.exit_code == 0, done.output
+    assert payload["environment"] == ENVIRONMENT
+    seen = engine_pages.seen("sglang", folder)
+    assert "is not known" not in seen and "is not known" in engine_pages.seen("vllm", folder)
+    assert "The engine's operator takes 1.60 times as long in the geometric mean of" in seen
+    assert "| `topk_transform_ragged_v2` | float32 | 512 | 20.0 / 12.5 (1.60) | 20.0 / 12.5 (1.60) |" in seen
+    assert "| `topk` | bfloat16 |" in seen and "top_k_page_table_transform" not in seen
+    assert "* `fast_topk_v2`, 2 x 4,096, float32: it takes k of 2048, not 512" in seen
+    assert "top_k_page_table_transform" in engine_pages.seen("flashinfer", folder)
+    page = generator.benchmark_page(folder)
+    assert "[SGLang](../guide/sglang.md#seen-and-measured), [FlashInfer]" in page

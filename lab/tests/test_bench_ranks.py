@@ -1,0 +1,314 @@
+"""The bench of ranks: as one rank in this process, and under torchrun; a wrong answer is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("torch")
+
+import torch
+
+from ksieve import distributed
+from ksieve_lab.bench import rank_model, rank_pages, rank_rows, ranks
+from ksieve_lab.cli.app import app
+from ksieve_lab.report import ranks as rank_report
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["bench", "ranks", *map(str, arguments)])
+
+
+def test_one_rank(tmp_path):
+    done = invoke(
+        "--shapes", "3x5000,2x900", "--k", 40, "--rounds", 2, "--dtypes", "float32,bfloat16", "--verify-rows", 5000,
+        "--interleaved", "2x900", "--replays", 7, "--out", tmp_path,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    results = json.loads((tmp_path / "ranks-cpu-1.json").read_text())["results"]
+    assert [case["layout"] for case in results["shapes"]] == ["contiguous"] * 4 + ["interleaved 64"] * 2
+    for case in results["shapes"]:
+        assert set(case["selectors"]) == {"local", "gathered", "pairs", "planned"}
+        for name in ("gathered", "pairs", "planned"):
+            facts = case["selectors"][name]
+            assert facts["exact"] is True and facts["median_us"] > 0 and facts["min_us"] <= facts["median_us"]
+    found = results["verified"]
+    assert found["rows"] == 5000 == sum(found["layouts"].values()) and found["failed"] == 0
+    assert "5,000 rows: 0 failed" in done.output and "7 replays, 112 rows: 0 failed" in done.output
+    assert results["replays"]["replays"] == 7 and results["replays"]["failed"] == 0
+    assert set(results["seconds"]) == {"scores", "first calls", "graphs", "times", "verified rows", "replays"}
+    assert "seconds: scores " in done.output
+
+
+def test_the_page_has_every_number_and_refuses_wrong_ones():
+    with ranks.group("cpu"):
+        payload = ranks.run([(2, 900)], interleaved=[(3, 800)], k=9, rounds=1, verified_rows=500, replays=4)
+    payload["environment"] |= {"commit": "0123456789", "command": "ksieve bench ranks --out ranks.json"}
+    page = rank_pages.section([("[a](b)", "ranks-cpu-1", payload)])
+    found = payload["results"]["verified"]
+    assert f"| [a](b) | 1 | cpu | 500 | 4 | 0 | `{found['digest'][:16]}` | 0123456 |" in page
+    assert "| 2 x 900 | float32 | contiguous |" in page and "| 3 x 800 | float32 | interleaved 64 |" in page
+    assert "torchrun --nproc-per-node N -m ksieve bench ranks --out benchmarks/results" in page
+    for part in ("verified", "replays"):
+        payload["results"][part]["exact"] = False
+        with pytest.raises(ValueError, match="an answer is not exact"):
+            rank_pages.section([("[a](b)", "ranks-cpu-1", payload)])
+        payload["results"][part]["exact"] = True
+
+
+def _of_gpus(world, times, commit, card="NVIDIA H200"):
+    """A result of some GPUs for the shape that has targets, by the times of whole calls."""
+    facts = {name: {"median_us": us, "added_us": us - 100, "exact": True, "schedule": "Pairs()", "modelled_us": 1}
+             for name, us in times.items()}  # fmt: skip
+    case = {"rows": 8192, "width": 1 << 20, "dtype": "float32", "selectors": facts}
+    striped = case | {
+        "layout": "interleaved 64",
+        "selectors": {name: of | {"median_us": 1} for name, of in facts.items()},
+    }
+    environment = {"commit": commit, "gpu": {"devices": [{"name": card}]}, "command": "ksieve bench ranks"}
+    results = {"world": world, "shapes": [case, striped], "verified": None}
+    return {"bench": "ranks", "settings": {"device": "cuda", "k": 2048}, "environment": environment, "results": results}
+
+
+def test_the_page_draws_over_the_number_of_gpus(tmp_path):
+    """Beside predictions, with targets, and with commit and card of each file; other layouts are no part of it."""
+    files = [
+        (f"[f{world}](b)", f"ranks-cuda-{world}", _of_gpus(world, {"local": 7600} | times, commit, card))
+        for world, times, commit, card in (
+            (1, {"gathered": 8000, "pairs": 8000, "planned": 8000}, "aaaaaaaaa", "NVIDIA H200"),
+            (2, {"gathered": 5000, "pairs": 5000, "planned": 5000}, "bbbbbbbbb", "NVIDIA H200"),
+            (4, {"gathered": 4500, "pairs": 4000, "planned": 3000}, "ccccccccc", "NVIDIA H100 80GB HBM3"),
+        )
+    ]
+    expected = {"rows": 8192, "width": 1 << 20, "dtype": "float32", "world": 4, "local_us": 100,
+                "added_us": {"gathered": 4000, "planned": 2700}}  # fmt: skip
+    predicted = {"settings": {"measured": [2, 4]}, "results": {"shapes": [expected]}}
+    page = rank_pages.section(files, predicted)
+    assert "| 2 | 5,000 | 5,000 |  |  | 1.00 |  | 0.76 | NVIDIA H200 | bbbbbbb | [f2](b) |" in page
+    line = "| 4 | 4,500 | 3,000 | 4,100 | 2,800 | 1.50 | target 1.4: met | 0.63 | NVIDIA H100 80GB HBM3 | ccccccc |"
+    assert line in page and "with 2 and 4 GPUs is hollow" in page
+    assert "![ranks cuda over float32](../figures/ranks-cuda-over-float32.svg)" in page
+    payloads = [payload for *_, payload in files]
+    found, foreseen = rank_report.curves(payloads, predicted)
+    assert found == {(8192, 1 << 20, "float32"): {
+        1: {"gathered": 8000, "planned": 8000}, 2: {"gathered": 5000, "planned": 5000},
+        4: {"gathered": 4500, "planned": 3000}}}  # fmt: skip
+    assert list(foreseen.values()) == [{4: {"gathered": 4100, "planned": 2800}}]
+    other = payloads[0] | {"environment": payloads[2]["environment"]}
+    assert rank_report.one_of_each_world([other, *payloads[:2]]) == payloads[:2]
+    assert rank_report.world_names(payloads[:1]) == []
+    pytest.importorskip("matplotlib")
+    png, svg = rank_report.draw_worlds(payloads, predicted, tmp_path)
+    text = svg.read_text()
+    for word in ("predicted", "8,192 rows", "billion scores a second and GPU", "NVIDIA H100 80GB HBM3", "k = 2,048"):
+        assert word in text, word
+    assert png.exists() and "prefers-color-scheme: dark" in text
+    assert rank_report.draw_worlds(payloads, None, tmp_path)
+
+
+@pytest.mark.extended
+def test_two_ranks_give_the_same_digest(tmp_path):
+    command = ["ksieve", "bench", "ranks", "--shapes", "2x900", "--k", "9", "--rounds", "1", "--verify-rows", "8100",
+               "--interleaved", "2x900", "--replays", "6"]  # fmt: skip
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *command]
+    done = subprocess.run(
+        [*launch, "--out", str(tmp_path)], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "ranks-cpu-2.json").read_text())["results"]
+    assert results["world"] == 2 and results["verified"]["exact"] and results["verified"]["same_on_every_rank"]
+    assert results["replays"]["exact"] and all(
+        facts["exact"] for case in results["shapes"] for name, facts in case["selectors"].items() if name != "local"
+    )
+    assert done.stdout.count("8,100 rows") == 1  # the first rank alone prints
+    with ranks.group("cpu"):
+        alone = rank_rows.verify_rows(8100)
+    assert alone["digest"] == results["verified"]["digest"]
+
+
+def test_more_gpus_are_predicted_from_fewer(tmp_path):
+    """Two files in which shards take a microsecond for 1,000 scores and a gather 10 for each rank."""
+    for world in (1, 2, 4):  # one rank sends nothing, and is no point of the gathers' line
+        added = 10 * world if world > 1 else 1000
+        cases = [
+            {"rows": rows, "width": width, "dtype": "float32",
+             "selectors": {"local": {"median_us": rows * width / world / 1000}, "gathered": {"added_us": added}}}
+            for rows in (1, 64, 512, 8192) for width in (131_072, 1_048_576)
+        ]  # fmt: skip
+        payload = ranks.record.payload("ranks", {"device": "cuda", "k": 2048}, {"world": world, "shapes": cases})
+        ranks.record.write_json(tmp_path / f"ranks-cuda-{world}.json", payload)
+    done = invoke("--predict", "8", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    payload = ranks.record.read_json(tmp_path / "predicted-ranks.json")
+    cases = payload["results"]["shapes"]
+    assert [(case["rows"], case["width"]) for case in cases] == list(rank_model.SHAPES)
+    for case in cases:
+        assert case["local_us"] == pytest.approx(case["rows"] * case["width"] / 8000)
+        assert case["one_gpu_us"] == pytest.approx(8 * case["local_us"])
+        assert case["added_us"]["gathered"] == pytest.approx(80)
+        shape = distributed.Shape(case["rows"], 2048, 8, case["width"])
+        best = distributed.choose(shape, distributed.LINKS["nvlink"])
+        assert case["schedule"] == str(best)
+        assert case["added_us"]["planned"] == distributed.LINKS["nvlink"].total_us(best, shape)
+        share = case["local_us"] / (case["local_us"] + 80)
+        assert case["rate_of_one"]["gathered"] == pytest.approx(share)
+    page = rank_pages.predicted("[a](b)", payload)
+    assert "| 8 | 8,192 x 131,072 | float32 | 134,218 | 80 |" in page and "of 2 and 4 GPUs" in page
+    assert "numbers of GPUs" in str(invoke("--predict", "four").exception)
+    (tmp_path / "ranks-cuda-4.json").unlink()
+    assert "results of two numbers of GPUs" in str(invoke("--predict", "8", "--out", tmp_path).exception)
+
+
+def _moved(indices, counts):
+    """Another position at the end of a row that does not hold all."""
+    indices[1, int(counts[1]) - 1] += 1
+
+
+def _tied(indices, counts):
+    """The last of equal scores in place of the first."""
+    indices[1] = indices[1] + 1
+
+
+def _missing(indices, counts):
+    counts[1] -= 1
+    indices[1, counts[1]] = -1
+
+
+def _duplicate(indices, counts):
+    indices[1, 1] = indices[1, 0]
+
+
+def _miscounted(indices, counts):
+    counts[1] -= 1
+
+
+def _swapped(indices, counts):
+    indices[1, :2] = indices[1, :2].flip(0)
+
+
+def _unfilled(indices, counts):
+    """Something else than -1 behind the positions."""
+    indices[1, counts[1] :] = -7
+
+
+FAULTS = {
+    "normal": (_moved, _missing, _duplicate, _miscounted, _swapped, _unfilled),
+    "few values": (_missing, _duplicate, _miscounted, _swapped, _unfilled),
+    "one value": (_tied, _missing, _duplicate, _miscounted, _swapped, _unfilled),
+}
+
+
+@pytest.mark.parametrize("path", ["host", "device"])
+@pytest.mark.parametrize(("family", "fault"), [(family, fault) for family, them in FAULTS.items() for fault in them])
+def test_every_kind_of_wrong_answer_is_refuted(monkeypatch, family, fault, path):
+    """One row of 40 is wrong: by both paths of `ksieve.verify`, of which CUDA tensors take that of torch."""
+    if path == "device":
+        engine = sys.modules["ksieve.checking.verify"]
+        monkeypatch.setattr(engine, "NumpyOps", lambda: engine.TorchOps(torch.zeros(1)))
+    with ranks.group("cpu"):
+        rows = torch.from_numpy(rank_rows.rows_of(np.random.default_rng(3), family, 40, 300))
+        lengths = np.full(40, 200, np.int32)
+        lengths[1] = 60 if fault is _unfilled else 200
+        made = distributed.plan(rows=40, width=300, k=90)
+        indices, counts = distributed.topk(rows, global_lengths=torch.from_numpy(lengths), plan=made)
+        wrong, answer = rank_rows.judge(made, rows, lengths, (indices, counts))
+        assert wrong == 0 and torch.equal(answer, indices)
+        fault(indices, counts)
+        wrong, answer = rank_rows.judge(made, rows, lengths, (indices, counts))
+        assert wrong == 1
+        # What ranks own may be at fault where the joined answer is right.
+        alone = ranks.verify(rows, lengths, answer, k=90, sorted="index", tie_break="low")
+        assert alone.failed == (fault not in (_miscounted, _swapped, _unfilled))
+
+
+def test_positions_of_other_ranks_are_refuted():
+    """A rank of two that returns positions of the other, each once and in order."""
+    made = SimpleNamespace(
+        rank=1,
+        widths=(20, 20),
+        width=20,
+        layout=distributed.Contiguous(),
+        device="cpu",
+        shape=SimpleNamespace(extent=40),
+    )
+    wrong = rank_rows._misheld(made, torch.tensor([[20, 39], [19, 20], [20, 40], [-1, -1]]), torch.tensor([2, 2, 2, 0]))
+    assert wrong.tolist() == [False, True, True, False]
+
+
+def test_more_positions_than_slots_are_refuted(monkeypatch):
+    both = torch.tensor([[[0, 3], [1, -1]], [[4, -1], [2, -1]]], dtype=torch.int32)
+    monkeypatch.setattr(rank_rows, "gather", lambda *_: both)
+    monkeypatch.setattr(rank_rows, "distributed", lambda: None)
+    answer, excess = rank_rows.collected(both[0], 2)
+    assert answer.tolist() == [[0, 3], [1, 2]] and excess.tolist() == [True, False]
+
+
+def test_kernels_are_compiled_before_they_are_measured(monkeypatch):
+    """All that the ranks of two H100s call for: the four selections of a shape, and the kernels between collectives."""
+    from ksieve.backends.cuda.jit import cache
+    from ksieve.backends.cuda.runtime import driver
+    from ksieve.planning.devices import DEVICES
+
+    h100 = next(device for device in DEVICES.values() if device.capability == (9, 0))
+    monkeypatch.setattr(driver, "get", lambda: SimpleNamespace(device_info=lambda index: h100))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    compiled = []
+    monkeypatch.setattr(cache, "compile_all", lambda specs: compiled.extend(specs) or ())
+    with ranks.group("cpu"):
+        plans = [ranks._plans("contiguous", 512, 1 << 18, 2048, "float32", "cpu")["planned"]]
+        plans = [replace(made, device="cuda", schedule=distributed.Samples(32)) for made in plans]
+        ranks._compile(plans, [])
+        timed = set(compiled)
+        assert {"ranks/best", "ranks/between", "ranks/select"} < {spec.stem for spec in timed}
+        assert len([spec for spec in timed if not spec.stem.startswith("ranks/")]) == 4
+        compiled.clear()
+        ranks._compile([], plans)
+        assert len(compiled) == 4 and set(compiled) < timed
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        compiled.clear()
+        ranks._compile(plans, [])
+        assert not compiled
+
+
+def test_a_wrong_answer_fails_the_command(monkeypatch):
+    def wrong(scores, **options):
+        found = distributed.topk(scores, **options)
+        (found[0] if isinstance(found, tuple) else found)[7, 0] = -1
+        return found
+
+    monkeypatch.setattr(rank_rows, "topk", wrong)
+    done = invoke("--shapes", "none", "--verify-rows", 4000)
+    assert done.exit_code == 1 and "2 failed" in done.output, done.output
+    done = invoke("--shapes", "none", "--replays", 4)
+    assert done.exit_code == 1 and "4 replays, 64 rows: 4 failed" in done.output, done.output
+
+
+def test_rows_do_not_depend_on_the_ranks_and_cover_every_kind():
+    drawn = [rank_rows.rows_of(np.random.default_rng(1), family, 50, 40) for family in rank_rows.FAMILIES]
+    assert np.isfinite(drawn[0]).all() and len(np.unique(drawn[1])) == 7 and np.isnan(drawn[2]).any()
+    assert all(len(set(row)) == 1 for row in drawn[3].tolist())
+    for name in rank_rows.LAYOUTS:
+        for world in (1, 2, 5):
+            layout, widths = rank_rows.sharded(name, 300, world, np.random.default_rng(0))
+            assert len(widths) == world and layout.extent(widths) == 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--dtypes", "float64"), "some of float32, float16, bfloat16"),
+        (("--device", "tpu"), "'cpu' or 'cuda'"),
+        (("--shapes", "wide"), "rows x width"),
+    ],
+)
+def test_refusals(arguments, message):
+    done = invoke(*arguments)
+    assert done.exit_code != 0 and message in str(done.exception) + done.output

@@ -1,0 +1,176 @@
+"""Scores of the GPU benches, made by the same code on the CPU: every family shows what it is named for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ksieve
+from bench_host import factor_file
+from conftest import ROOT
+from ksieve.core.errors import ArgumentError, FileFormatError
+from ksieve.core.policy import LINES_64, PAPER_128, QUADS_16
+from ksieve.core.stats import Route
+
+torch = pytest.importorskip("torch")
+from ksieve_lab.bench import adversarial_gpu as hard  # noqa: E402
+from ksieve_lab.bench import scores  # noqa: E402
+from ksieve.planning.tune.laws import endpoint_structured  # noqa: E402
+
+ROWS, WIDTH, K = 6, 8192, 256
+REAL = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"
+
+
+def made(name, policy=LINES_64, rows=ROWS, seed=0):
+    matrix = torch.full((rows, WIDTH), 7.0)
+    lengths = torch.full((rows,), WIDTH, dtype=torch.int32)
+    lengths[-1] = WIDTH // 2
+    hard.fill(name, matrix, lengths, K, policy, seed)
+    return matrix.numpy(), lengths.numpy()
+
+
+@pytest.mark.parametrize("name", hard.FAMILIES)
+def test_a_family_fills_and_is_selected_from_exactly(name):
+    matrix, lengths = made(name)
+    assert np.array_equal(matrix.view(np.int32), made(name)[0].view(np.int32)), "the same seed gives other bits"
+    indices = ksieve.topk(matrix, lengths, K)
+    assert ksieve.verify(matrix, lengths, indices).ok
+
+
+def kth(matrix, lengths):
+    return np.array([np.sort(row[:n])[::-1][K - 1] for row, n in zip(matrix, lengths, strict=True)])
+
+
+def test_ties_lie_at_rank_k():
+    for name, value in (("relu_plateau", 0.0), ("signed_zeros", 0.0), ("huge_ties", 0.5)):
+        matrix, lengths = made(name)
+        assert (kth(matrix, lengths) == value).all(), name
+        assert ((matrix == value).sum(1) > 4 * K).all(), name
+    values = kth(*made("two_values"))
+    assert {1.0, 2.0} == set(values)
+
+
+def test_rows_below_the_resolution_of_a_half():
+    keys = lambda m: {int(b) >> 5 for b in np.unique(m.astype(np.float16).view(np.uint16))}  # noqa: E731
+    assert len(keys(made("one_coarse_bin")[0])) == 1
+    assert len(np.unique(made("one_half_value")[0].astype(np.float16))) <= 2
+    assert (made("rounds_to_zero")[0].astype(np.float16) == 0).all() and (made("rounds_to_zero")[0] > 0).all()
+    with np.errstate(over="ignore"):
+        assert np.isinf(made("above_half_range")[0].astype(np.float16)).all()
+    middle = made("fp16_midpoints")[0]
+    assert (np.abs(middle.astype(np.float16).astype(np.float64) / middle - 1) > 2**-13).all()
+    small = made("descending_subnormals")[0]
+    assert (np.diff(small[0].astype(np.float64)) < 0).all() and (np.abs(small) < 2.0**-126).all()
+
+
+REGULAR = replace(QUADS_16, name="regular quads", jitter=False)
+WHOLE = replace(QUADS_16, name="every score", stride=1, jitter=True)
+
+
+@pytest.mark.parametrize("policy", [LINES_64, QUADS_16, REGULAR, PAPER_128], ids=lambda p: p.name)
+def test_periodic_rows_go_through_every_class(policy):
+    peaks, hole, phases = (
+        made(n, policy, rows=policy.stride)[0] for n in ("stride_peak", "stride_hole", "stride_every_phase")
+    )
+    met = set()
+    for row in range(policy.stride):
+        klass = policy.view_of_phase(policy.phase(row), WIDTH)
+        rest = np.setdiff1d(np.arange(WIDTH), klass)
+        assert peaks[row, klass].min() > peaks[row, rest].max()
+        assert hole[row, klass].max() < hole[row, rest].min()
+        top = set(np.flatnonzero(phases[row] > hard.FAR / 2) // policy.group % policy.stride)
+        met.add((top.pop() - policy.phase(row)) % policy.stride)
+        assert not top
+    assert met == set(range(policy.stride)), "not every phase relative to the regular view was met"
+
+
+@pytest.mark.parametrize("policy", [LINES_64, QUADS_16, REGULAR, PAPER_128, WHOLE], ids=lambda p: p.name)
+@pytest.mark.parametrize("width", [WIDTH, WIDTH - 8, WIDTH - 2003])
+def test_rows_against_the_view_are_the_views_positions(policy, width):
+    def block(first):
+        row = torch.arange(first, first + 70)[:, None]
+        return hard.Block((70, width), row, torch.arange(width)[None], None, K, policy, None)
+
+    for first in (0, 1_000_000, (1 << 31) - 80):
+        mask = block(first).view().numpy()
+        assert mask.shape == (70, width)
+        for row in range(70):
+            assert np.array_equal(np.flatnonzero(mask[row]), policy.view(first + row, width))
+
+
+@pytest.mark.parametrize("policy", [LINES_64, QUADS_16], ids=lambda p: p.name)
+def test_rows_against_the_view_force_the_rare_routes(policy):
+    width, k = 8 * WIDTH, 2048
+    matrix, lengths = torch.empty(ROWS, width), torch.full((ROWS,), width, dtype=torch.int32)
+    for name in ("view_peak", "view_hole"):
+        hard.fill(name, matrix, lengths, k, policy)
+        indices, stats = ksieve.topk(matrix.numpy(), k=k, policy=policy, return_stats=True)
+        assert ksieve.verify(matrix.numpy(), None, indices).ok
+        if name == "view_peak":
+            assert set(stats.route) == {Route.RECOVERED}
+        else:
+            assert (stats.admitted0 > 0.9 * width).all()
+
+
+def test_special_values():
+    assert np.isnan(made("all_nan")[0]).all()
+    nan, _ = made("nan_sprinkled")
+    assert np.isnan(nan[0]).mean() < 0.02 and np.isnan(nan[1]).mean() > 0.9
+    signalling = (nan.view(np.uint32) & 0x00400000) == 0
+    assert (np.isnan(nan) & signalling).any(), "no NaN stayed a signalling one"
+    ranks = kth(*made("infinities"))
+    assert np.isposinf(ranks[1]) and np.isfinite(ranks[0]) and np.isneginf(ranks[2])
+
+
+def test_sources_by_name():
+    assert scores.source_of("endpoint") is endpoint_structured
+    matrix = torch.empty(64, 4096)
+    scores.source_of("normal")(matrix, None, 3)
+    assert abs(float(matrix.mean())) < 0.02 and abs(float(matrix.std()) - 1) < 0.02
+    for text in ("real", "factors:", "factors"):
+        with pytest.raises(ArgumentError, match=r"^scores: got"):
+            scores.source_of(text)
+
+
+def test_factors_give_the_scores_of_the_capture(tmp_path):
+    path = tmp_path / "f.safetensors"
+    tensors = factor_file(path)
+    fill = scores.source_of(f"factors:{path}")
+    matrix = torch.empty(5, 40)
+    fill(matrix, None, 0)
+    from ksieve_lab.captures.format import open_capture
+
+    with open_capture(path) as capture:
+        assert np.allclose(matrix.numpy(), capture.rows_block(0, 5), rtol=1e-5, atol=1e-6)
+    few = torch.empty(2, 30)
+    fill(few, None, 0)
+    assert np.allclose(few.numpy(), matrix.numpy()[3:, 10:], rtol=1e-5), "few rows are the last queries and keys"
+    large = torch.empty(12, 100)
+    fill(large, None, 0)
+    assert np.isfinite(large.numpy()).all()
+    for row in large.numpy():
+        positive = row[row > 0]
+        assert len(np.unique(positive)) == len(positive), "a score came twice"
+    assert len({row.tobytes() for row in large.numpy()}) == 12
+    assert tensors["q"].shape[0] == 5
+
+
+def test_factors_are_asked_for(tmp_path):
+    path = tmp_path / "scores.safetensors"
+    from ksieve_lab.workloads import write_synthetic
+
+    write_synthetic(path, "random_normal", 2, 16)
+    with pytest.raises(FileFormatError, match="not an indexer's factors"):
+        scores.source_of(f"factors:{path}")
+
+
+@pytest.mark.skipif(not REAL.exists(), reason=f"{REAL.name} is not beside this checkout")
+def test_real_factors_rank_as_their_description_says():
+    matrix = torch.empty(4, 16_384)
+    scores.source_of(f"factors:{REAL}")(matrix, None, 0)
+    values = matrix.numpy()
+    assert (values >= 0).all() and 0 < (values == 0).mean() < 0.05
+    assert math.isfinite(float(values.max())) and values.max() > 1

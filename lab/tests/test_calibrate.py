@@ -1,0 +1,344 @@
+"""Calibration: its intervals cover, its predictions are the model's own rates, and held-back rows can refute it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import ksieve
+from conftest import ROOT
+from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.writer import CaptureWriter
+from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import LINES_64, PAPER_64, SamplingPolicy
+from ksieve.core.stats import Route
+from ksieve_lab.study import calibrate as calibration
+from ksieve_lab.study import costs, predict, theory
+from ksieve_lab.study.intervals import estimate_mean, estimate_rate, wilson
+from ksieve_lab.study.measure import KEPT
+from ksieve_lab.study.ranked import rank_rows
+from ksieve_lab.traffic import check_traffic
+from ksieve_lab.workloads import write_synthetic
+from ksieve.model import reference
+from ksieve.planning import memory
+from ksieve.planning.devices import DEVICES
+
+REAL = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+# ---- intervals --------------------------------------------------------------------------------------------
+
+
+def test_wilson_is_the_textbook_interval():
+    assert wilson(0.1, 100) == pytest.approx((0.0552, 0.1744), abs=1e-4)  # Brown, Cai and DasGupta's example form
+    assert wilson(0.0, 50)[0] == 0.0
+    assert wilson(0.0, 50)[1] == pytest.approx(3.8416 / (50 + 3.8416), abs=1e-3)
+    assert wilson(1.0, 50)[1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("mean", "clumped"), [(0.02, False), (0.02, True), (0.2, True)])
+def test_rate_intervals_cover(mean, clumped):
+    """Rows in 16 blocks of 16, a probability each; 256 further rows draw one phase each."""
+    rng = np.random.default_rng(11)
+    covered = predicted = 0
+    trials = 400
+    blocks = np.repeat(np.arange(16), 16)
+
+    def draw():
+        centre = rng.gamma(4.0, mean / 4, 16) if clumped else np.full(16, mean)
+        return np.clip(np.repeat(centre, 16) * rng.gamma(9.0, 1 / 9, 256), 0, 1)
+
+    for _ in range(trials):
+        estimate = estimate_rate(draw(), blocks, 256)
+        covered += estimate.low <= mean <= estimate.high
+        predicted += estimate.next_low <= (rng.random(256) < draw()).mean() <= estimate.next_high
+    assert covered / trials > 0.88
+    assert 0.93 < predicted / trials < 0.995
+
+
+def test_mean_intervals_cover():
+    rng = np.random.default_rng(12)
+    blocks = np.repeat(np.arange(16), 8)
+    covered = predicted = 0
+    trials = 400
+    for _ in range(trials):
+        rows, others = (2 + np.repeat(rng.normal(0, 0.1, 16), 8) + rng.normal(0, 0.1, 128) for _ in range(2))
+        estimate = estimate_mean(rows, np.full(128, 0.25), blocks, 128)
+        covered += estimate.low <= 2 <= estimate.high
+        predicted += estimate.next_low <= (others + rng.normal(0, 0.5, 128)).mean() <= estimate.next_high
+    assert 0.90 < covered / trials < 0.99
+    assert 0.90 < predicted / trials < 0.99
+
+
+# ---- predictions ------------------------------------------------------------------------------------------
+
+
+def phases_of(row: np.ndarray, k: int, policy: SamplingPolicy) -> tuple[ksieve.Stats, np.ndarray]:
+    """Run the model on as many copies of a row as there are phases: every phase is met once."""
+    copies = np.broadcast_to(row, (policy.stride, row.size))
+    lengths = np.full(policy.stride, row.size)
+    return reference.select(copies, lengths, k, policy=policy)[1], lengths
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        predict.with_ranks(SamplingPolicy("quads", 16, group=4, boundary="exact"), 200, 14, None),
+        predict.with_ranks(SamplingPolicy("lines", 16, group=32, peaks=True, boundary="exact"), 200, 12, 17),
+        predict.with_ranks(SamplingPolicy("single", 32), 200, 7, 11),
+    ],
+    ids=lambda p: p.name,
+)
+def test_a_prediction_is_the_models_rate_over_all_phases(policy):
+    k, length = 200, 6000
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((3, length)).astype(np.float32)
+    rows[1, ::7] += 0.4
+    q0, q1 = policy.primary_rank(k), policy.rescue_rank(k)
+    ranks = np.array([q for q in (q0, q1) if q])
+    columns = [
+        predict.try_row(row, policy, ranks, k, np.full(ranks.size, 250))
+        for row in rank_rows(rows, np.full(3, length), KEPT * k)
+    ]
+    tried = predict.Tried(policy, ranks, *(np.stack(c) for c in zip(*columns, strict=True)))
+    cost = costs.DEVICE_COSTS["cpu"]
+    found = predict.predict(tried, k, cost, predict.Sample(np.full(3, length), np.arange(3), 100), q0, q1)
+    every = [phases_of(row, k, policy) for row in rows]
+    stats = ksieve.Stats(np.concatenate([s.raw for s, _ in every]))
+    traffic = check_traffic(stats, np.concatenate([v for _, v in every]), policy)
+    assert found.p_band.value == pytest.approx(traffic.p_band)
+    assert found.p_exact.value == pytest.approx(traffic.p_exact)
+    assert found.traffic.value == pytest.approx(traffic.predicted)
+    assert found.admitted.value == pytest.approx(stats.admitted0.mean() / k)
+    assert found.overflow == pytest.approx((stats.admitted0 > 250).mean())
+    assert found.p_exact.value > 0, "a case without failures would prove nothing"
+
+
+def test_a_prediction_of_a_jittered_policy_is_what_rows_meet():
+    """Its phases are not the views of as many rows, but as likely as those: the model over 1,000 rows agrees."""
+    k, length, rows = 200, 6000, 1000
+    policy = predict.with_ranks(SamplingPolicy("j", 16, group=4, boundary="exact", jitter=True), k, 14, None)
+    row = np.random.default_rng(6).standard_normal(length).astype(np.float32)
+    row[::64] += 0.4
+    (ordered,) = rank_rows(row[None], np.array([length]), KEPT * k)
+    ranks = np.array([14])
+    tries = [predict.try_row(ordered, policy, ranks, k, np.array([250]), seed) for seed in range(20)]
+    underfill, admitted, square, direct, _ = (float(np.mean(column)) for column in zip(*tries, strict=True))
+    stats = reference.select(np.broadcast_to(row, (rows, length)), np.full(rows, length), k, policy=policy)[1]
+    realised = (stats.admitted0 < k).mean()
+    assert 0.02 < underfill < 0.5
+    assert abs(realised - underfill) < 4 * np.sqrt(underfill * (1 - underfill) * (1 / rows + 1 / 320))
+    spread = np.sqrt(square - admitted**2)
+    assert abs(stats.admitted0.mean() - admitted) < 4 * spread * np.sqrt(1 / rows + 1 / 320)
+    assert direct == 0
+
+
+def test_lines_and_quads_are_calibrated_jittered():
+    assert {view.name.split("-")[0] for view in predict.shapes() if view.jitter} == {"lines", "quads"}
+    assert not any(view.jitter for view in predict.shapes() if view.name.startswith("single"))
+
+
+def test_rates_of_exchangeable_rows_are_the_hypergeometric_ones(tmp_path):
+    k, length = 128, 8192
+    write_synthetic(tmp_path / "a.safetensors", "random_normal", 96, length, seed=1, k=k)
+    view = SamplingPolicy("quads-32", 32, group=4, boundary="exact")
+    ranks = np.arange(4, 10)
+    blocks = np.arange(96) // 3
+    with open_capture(tmp_path / "a.safetensors") as capture:
+        rows = rank_rows(capture.rows_block(0, 96), np.full(96, length), 8 * k)
+        underfill = np.array([predict.try_row(row, view, ranks, k, np.full(6, 999))[0] for row in rows])
+    for i, q in enumerate(ranks):
+        estimate = estimate_rate(underfill[:, i], blocks, 96)
+        truth = theory.underfill_probability(k, int(q), length, length // 32)
+        assert 0.005 < truth < 0.9
+        assert estimate.low <= truth <= estimate.high, q
+        assert estimate.high < 2.5 * truth, "an interval that covers everything says nothing"
+
+
+@pytest.mark.parametrize("k", [1, 7, 512, 2048, 4096])
+def test_margins_request_the_chosen_ranks(k):
+    for view in predict.shapes():
+        for q in predict.sample_ranks(view, k):
+            policy = predict.with_ranks(view, k, int(q), int(q) + 4)
+            assert (policy.primary_rank(k), policy.rescue_rank(k)) == (q, q + 4)
+
+
+# ---- costs ------------------------------------------------------------------------------------------------
+
+
+def gpu_results() -> list[dict]:
+    return [json.loads((RESULTS / f"gpu-operator-k{k}.json").read_text()) for k in (512, 1024, 2048)]
+
+
+def test_the_gpus_constants_explain_the_committed_results():
+    cost = costs.DEVICE_COSTS["h200"]
+    errors = []
+    for payload in gpu_results():
+        k = payload["settings"]["k"]
+        for shape in payload["results"]["shapes"]:
+            own, rows = shape["selectors"]["ksieve"], shape["rows"]
+            if rows < 2048 or own["policy"] not in ("lines-64", "lines-128"):
+                continue
+            policy = costs.POLICIES[own["policy"]]
+            length = shape["read_bytes"] / rows / 4
+            admitted = costs.expected_admitted(policy, k, shape["width"])
+            model = float(cost.row_ns(policy, length, admitted, 1))
+            errors.append(abs(model / (1e3 * own["median_us"] / rows) - 1))
+    assert len(errors) >= 12
+    assert np.median(errors) < 0.06
+    assert max(errors) < 0.2
+
+
+def test_the_fit_recovers_constants_it_was_given():
+    def shape(k, rows, width):
+        policy = LINES_64
+        view, admitted = width / 64 / 32, costs.expected_admitted(policy, k, width)
+        floor = 2e-4 * 4 * width * rows / 1e3
+        own = floor + rows * (3.0 + 0.05 * view + 0.006 * admitted) / 1e3
+        return {"rows": rows, "width": width, "read_bytes": 4 * rows * width, "floor_us": floor,
+                "selectors": {"ksieve": {"median_us": own, "policy": "lines-64"}}}  # fmt: skip
+
+    payloads = [
+        {"settings": {"k": k}, "results": {"shapes": [shape(k, r, w) for r in (512, 4096) for w in (1 << 17, 1 << 19)]}}
+        for k in (512, 2048)
+    ]
+    found = costs.fit_gpu_costs(payloads)
+    assert found == pytest.approx(
+        {"fixed_ns": 3.0, "byte_ns": 2e-4, "line_ns": 0.05, "candidate_ns": 0.006, "error": 0.0}, rel=1e-6, abs=1e-9
+    )
+
+
+def test_expected_admitted_counts_peaks():
+    k, length = 512, 1 << 16
+    scores = np.random.default_rng(3).standard_normal(length).astype(np.float32)
+    for policy in (LINES_64, SamplingPolicy("a", 64, boundary="exact")):
+        stats, _ = phases_of(scores, k, policy)
+        assert costs.expected_admitted(policy, k, length) == pytest.approx(stats.admitted0.mean(), rel=0.06)
+
+
+def test_lines_cost_less_than_as_many_single_scores():
+    for cost in costs.DEVICE_COSTS.values():
+        lines = cost.view_ns(LINES_64, 1 << 18)
+        assert lines < cost.view_ns(PAPER_64, 1 << 18)
+        assert cost.row_ns(None, 1000, 0, 2) == pytest.approx(cost.fixed_ns + 8000 * cost.byte_ns)
+    with pytest.raises(ArgumentError, match="one of h200, cpu"):
+        costs.find_cost("abacus")
+
+
+# ---- the whole --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("producer", "cost"), [("random_normal", "h200"), ("endpoint_structured", "cpu")])
+def test_held_back_rows_meet_the_prediction(tmp_path, producer, cost):
+    path = tmp_path / "a.safetensors"
+    write_synthetic(path, producer, 128, 16_384, lengths="causal", seed=21, k=256)
+    with open_capture(path) as capture:
+        found = calibration.calibrate([capture], cost=cost)
+        assert (found.rows, found.held_back) == (64, 64)
+        assert found.came_true() == dict.fromkeys(predict.QUANTITIES, True), found.realised
+        assert found.traffic.ok
+        assert [p.row_ns for p in found.ranking] == sorted(p.row_ns for p in found.ranking)
+        assert found.chosen.row_ns <= (1 + predict.SLACK) * found.ranking[0].row_ns
+        for entry in found.ranking:
+            assert entry.p_exact.value <= entry.p_band.value or entry.policy.rescue_margin is None
+            exact_on_gpu = cost == "h200" and entry.policy.boundary == "exact"
+            assert not (exact_on_gpu and entry.policy.rescue_margin is not None)
+
+
+def test_rows_unlike_the_calibrated_ones_refute_the_prediction(tmp_path):
+    """Held-back blocks are descending: lines see their top wholly or not at all."""
+    rows, width, k = 64, 16_384, 256
+    scores = np.random.default_rng(0).standard_normal((rows, width)).astype(np.float32)
+    held = np.arange(rows) // 2 % 2 == 1
+    scores[held] = -np.sort(-scores[held], axis=1)
+    with CaptureWriter(tmp_path / "a.safetensors", rows, width, "float32", k=k) as writer:
+        writer.write(scores, np.full(rows, width, np.int32))
+    with open_capture(tmp_path / "a.safetensors") as capture:
+        assert np.array_equal(calibration.split_rows(capture, k, None)[1], np.flatnonzero(held))
+        found = calibration.calibrate([capture])
+    assert not all(found.came_true().values())
+
+
+def test_the_command_writes_a_policy_that_plans_take(tmp_path, monkeypatch):
+    from ksieve_lab.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    write_synthetic("a.safetensors", "random_normal", 64, 66_000, seed=2, k=256)
+    arguments = ["calibrate", "a.safetensors", "--out", "mine.json", "--json", str(tmp_path / "result.json")]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "Predicted, and realised on 32 rows held back" in done.stdout
+    assert "the planner's own choice" in done.stdout
+    policy = SamplingPolicy.load("mine.json")
+    assert policy.name.startswith("calibrated-")
+    assert "ksieve calibrate a.safetensors --k 256" in policy.source
+    assert ksieve.plan(rows=64, width=66_000, k=256, policy="mine.json").policy == policy
+    scores = np.random.default_rng(1).standard_normal((4, 66_000)).astype(np.float32)
+    indices, stats = ksieve.topk(scores, k=256, policy="mine.json", return_stats=True)
+    assert ksieve.verify(scores, None, indices).ok
+    assert set(stats.route) <= {Route.CERTIFIED, Route.RESCUED, Route.RECOVERED, Route.RECOVERED_AFTER_BAND}
+    content = json.loads(Path("mine.json").read_text())
+    assert content["calibration"]["results"]["chosen"]["p_exact"]["high"] > 0
+    assert content["calibration"] == json.loads(Path("result.json").read_text()) | {
+        "environment": content["calibration"]["environment"]
+    }
+
+
+def test_errors_come_before_any_work(tmp_path):
+    write_synthetic(tmp_path / "a.safetensors", "random_normal", 15, 4096, k=64)
+    with open_capture(tmp_path / "a.safetensors") as capture:
+        with pytest.raises(ArgumentError, match=r"a\.safetensors, with 15 rows .* at least 16"):
+            calibration.calibrate([capture])
+        with pytest.raises(ArgumentError, match="cost: got 'abacus'"):
+            calibration.calibrate([capture], cost="abacus")
+        with pytest.raises(ArgumentError, match="at least one capture"):
+            calibration.calibrate([])
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(not REAL.exists(), reason="the real score factors are not on this machine")
+def test_real_rows_meet_the_prediction():
+    with open_capture(REAL) as capture:
+        found = calibration.calibrate([capture], 2048, rows=96)
+    assert (found.rows, found.held_back) == (48, 48)
+    assert found.came_true() == dict.fromkeys(predict.QUANTITIES, True), found.realised
+    assert found.chosen.p_exact.high < 0.05
+
+
+def test_half_as_wide_scores_cost_half_the_scan(tmp_path):
+    """Nothing but the bytes scanned changes much: views and candidates are counted in scores."""
+    prices = []
+    for dtype in ("float32", "bfloat16"):
+        path = tmp_path / f"{dtype}.safetensors"
+        write_synthetic(path, "random_normal", 32, 16_384, dtype=dtype, seed=4, k=256)
+        with open_capture(path) as capture:
+            found = calibration.calibrate([capture])
+            assert found.traffic.ok
+            prices.append(found.chosen.row_ns)
+    scan = 2 * 16_384 * costs.DEVICE_COSTS["h200"].byte_ns
+    assert prices[0] - prices[1] == pytest.approx(scan, rel=0.25)
+
+
+def test_clumped_rows_that_overfill_the_plan_are_counted_and_avoided(tmp_path, monkeypatch):
+    """Where neighbours are alike, lines admit more than a plan with little room holds, and quads are recommended."""
+    for name, value in (("TAIL_SIGMAS", 12), ("PEAK", 1), ("SORTED_PERIODS", 0), ("SPILLED_STEP", 256)):
+        monkeypatch.setattr(memory, name, value)
+    path, k = tmp_path / "a.safetensors", 2048
+    write_synthetic(path, "smooth_structured", 24, 131_072, seed=5, k=k)
+    with open_capture(path) as capture:
+        found = calibration.calibrate([capture])
+        scores = capture.rows_block(0, 1)
+    assert found.default is not None
+    assert found.default.policy == LINES_64
+    assert 0.02 < found.default.overflow < 0.4
+    plan = ksieve.plan(rows=4096, width=131_072, k=k, device=DEVICES["h200"], policy=LINES_64)
+    copies = np.broadcast_to(scores, (64, scores.shape[1]))
+    stats = reference.select(copies, np.full(64, 131_072), k, policy=LINES_64, capacity=plan.capacity)[1]
+    assert np.array_equal(stats.scans > 1, stats.admitted0 > plan.capacity), "the model scans those again"
+    assert found.chosen.overflow < 0.01
+    assert found.chosen.row_ns < 0.95 * found.default.row_ns

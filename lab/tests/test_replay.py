@@ -1,0 +1,190 @@
+"""Traces: generated, written, read, recorded; and replayed on the host with every answer verified."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import ksieve
+from ksieve.core.errors import ArgumentError, FileFormatError
+from ksieve_lab.bench import targets as machines
+from ksieve_lab.report import benches
+from ksieve_lab.traces import replay
+from ksieve_lab.traces.serving import Invocation, invocations
+from ksieve_lab.workloads.producers import write_synthetic
+from ksieve.planning.tune import record
+
+SMALL = replay.Trace.of_requests(
+    "small", [{"prompt": 500, "step_tokens": 200, "budget_bytes": 4 * 500 * 80, "decode_steps": 3, "batch": 2}], k=32
+)
+
+
+def test_a_generated_trace_is_what_a_scheduler_would_issue():
+    assert list(SMALL.calls) == invocations(500, step_tokens=200, budget_bytes=4 * 500 * 80, decode_steps=3, batch=2)
+    assert [len(replay.load(name).calls) for name in ("245K", "430k")] == [26, 71]
+    two = replay.Trace.of_requests("two", [{"prompt": 100}, {"prompt": 50, "decode_steps": 1}])
+    assert [(c.step, c.rows, c.phase) for c in two.calls] == [(0, 100, "prefill"), (1, 50, "prefill"), (2, 1, "decode")]
+    for bad in ({"prompt": 10, "steps": 3}, {"batch": 2}):
+        with pytest.raises(ArgumentError, match=r"^requests: got"):
+            replay.Trace.of_requests("x", [bad])
+
+
+def test_traces_are_written_and_read(tmp_path):
+    path = tmp_path / "trace.json"
+    SMALL.save(path)
+    assert replay.load(path) == SMALL
+    plain = replay.Trace("calls", None, (Invocation("decode", 3, 2, 90, 80, "equal"),))
+    plain.save(path)
+    assert replay.load(path) == plain
+    path.write_text(json.dumps({"ksieve_trace": 1, "calls": [{"rows": 4, "width": 100}]}))
+    assert replay.load(path).calls[0].lengths().tolist() == [97, 98, 99, 100]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", 'takes an object with "ksieve_trace": 1'),
+        ('{"ksieve_trace": 2}', 'takes an object with "ksieve_trace": 1'),
+        ('{"ksieve_trace": 1}', 'neither "requests" nor "calls"; takes an object with one of them'),
+        ('{"ksieve_trace": 1, "k": 0, "calls": []}', "k: got 0"),
+        ('{"ksieve_trace": 1, "calls": [{"rows": -1, "width": 5}]}', "calls.rows: got -1"),
+        ('{"ksieve_trace": 1, "calls": [{"rows": 1, "wide": 5}]}', "rows and width are required"),
+        ('{"ksieve_trace": 1, "calls": [{"rows": 1, "width": 5, "rule": "x"}]}', "'causal' or 'equal'"),
+        ('{"ksieve_trace": 1, "requests": [{"prompt": -1}]}', "prompt: got -1"),
+        ('{"ksieve_trace": 1, "requests": 3}', "not iterable"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_name(tmp_path, text, words):
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match=r"trace\.json: ") as raised:
+        replay.load(path)
+    assert words in str(raised.value)
+
+
+def test_what_is_no_trace_is_refused(tmp_path):
+    with pytest.raises(FileFormatError, match="no such trace"):
+        replay.load(tmp_path / "none.json")
+    path = tmp_path / "scores.safetensors"
+    write_synthetic(path, "random_normal", 3, 100)
+    with pytest.raises(FileFormatError, match="a capture, but no recording"):
+        replay.load(path)
+    with pytest.raises(ArgumentError, match=r"^k: got None"):
+        replay.run(replay.Trace("x", None, SMALL.calls), backend="cpu")
+    with pytest.raises(ArgumentError, match="without a call"):
+        replay.run(replay.Trace("x", 3, ()), backend="cpu")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_replay_takes_every_call_in_order(backend):
+    seen = []
+    payload = replay.run(SMALL, backend=backend, rounds=1, progress=lambda done, of: seen.append((done, of)))
+    calls, total = payload["results"]["calls"], payload["results"]["total"]
+    assert [(c["rows"], c["width"], c["phase"]) for c in calls] == [(c.rows, c.width, c.phase) for c in SMALL.calls]
+    assert all(c["exact"] is True and c["us"] > 0 and c["floor_us"] > 0 for c in calls)
+    assert total["us"] == pytest.approx(sum(c["us"] for c in calls))
+    assert total["of_floor"] == pytest.approx(sum(c["floor_us"] for c in calls) / total["us"])
+    phases = payload["results"]["phases"]
+    assert phases["prefill"]["us"] + phases["decode"]["us"] == pytest.approx(total["us"])
+    assert sum(s["calls"] for s in payload["results"]["steps"]) == len(calls)
+    assert total["valid_scores"] == sum(int(c.lengths().astype(np.int64).sum()) for c in SMALL.calls)
+    assert seen == [(i, len(calls)) for i in range(len(calls) + 1)]
+    assert payload["settings"]["backend"] == backend
+
+
+def test_one_wrong_answer_takes_the_sum_away(monkeypatch):
+    payload = replay.run(SMALL, backend="cpu", rounds=1)
+    calls = payload["results"]["calls"]
+    calls[2]["exact"] = False
+    found = replay.summary(calls)
+    assert found["total"]["us"] is None
+    assert found["total"]["exact"] is False
+    assert found["phases"]["decode"]["us"] > 0
+
+
+def test_a_recording_replays_the_rows_it_saw(tmp_path, monkeypatch):
+    path = tmp_path / "recording.safetensors"
+    rng = np.random.default_rng(1)
+    first, second = (rng.standard_normal(shape, dtype=np.float32) for shape in ((4, 300), (2, 900)))
+    lengths = np.array([300, 20, -1, 299], np.int32)
+    with ksieve.record(path):
+        ksieve.topk(first, lengths, k=16)
+        ksieve.topk(second, k=16)
+    met = []
+    time = machines.Cpu.time
+
+    def listen(self, scores, valid, *arguments):
+        met.append((scores, valid))
+        return time(self, scores, valid, *arguments)
+
+    monkeypatch.setattr(machines.Cpu, "time", listen)
+    trace = replay.load(path)
+    payload = replay.run(trace, scores=path, backend="cpu", rounds=1)
+    assert payload["settings"]["k"] == 16
+    assert payload["results"]["total"]["exact"] is True
+    assert payload["results"]["total"]["valid_scores"] == 300 + 20 + 0 + 299 + 2 * 900
+    assert np.array_equal(met[0][0][0], first[0])
+    assert met[0][1].tolist() == [300, 20, 0, 299]
+    assert np.array_equal(met[1][0], second)
+
+
+def test_rows_of_any_capture_are_joined_until_they_are_wide_enough(tmp_path, monkeypatch):
+    path = tmp_path / "scores.safetensors"
+    write_synthetic(path, "random_normal", 5, 100, lengths="ragged", dtype="bfloat16")
+    trace = replay.Trace("x", 8, (Invocation("prefill", 0, 3, 250, 247, "causal"),))
+    payload = replay.run(trace, scores=path, backend="cpu", rounds=1)
+    assert payload["results"]["total"]["exact"] is True
+    assert payload["settings"]["scores"] == "scores.safetensors"
+
+
+def test_the_example_is_small_and_the_figure_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    assert sum(c.valid_scores for c in replay.EXAMPLE.calls) < 5e7
+    payload = replay.run(SMALL, backend="cpu", rounds=1)
+    path = record.write_json(tmp_path / "replay.json", payload)
+    assert len(benches.draw(record.read_json(path), tmp_path, "replay")) == 2
+
+
+def test_the_commands_say_what_they_did(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from ksieve_lab.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner().invoke
+    done = run(app, ["replay", "--prompt", "300", "--step-tokens", "200", "--decode-steps", "2", "--k", "16",
+                     "--backend", "cpu", "--save", "trace.json", "--out", "."])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "total" in done.output
+    assert done.stdout.splitlines()[0].startswith("exact: ")
+    assert "replay-1x300-cpu.json" in done.output
+    again = run(app, ["replay", "trace.json", "--backend", "cpu", "--rounds", "1", "--k", "16"])
+    assert again.exit_code == 0, again.output
+    assert "4 calls, 302 rows" in again.output
+    for wrong in (["replay"], ["replay", "--example", "--prompt", "3"]):
+        refused = run(app, wrong)
+        assert isinstance(refused.exception, ArgumentError)
+    long = run(
+        app, ["replay", "--prompt", "40", "--decode-steps", "60", "--k", "4", "--backend", "cpu", "--rounds", "1"]
+    )
+    assert "decode" in long.output
+    assert "60" in long.output
+
+
+def test_the_ablation_command_prints_the_papers_findings(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from ksieve_lab.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "bench ablation --backend cpu --requests 9000 --step-tokens 20 --k 64 --rounds 1 --parts margin,rescue --out ."
+    )
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 0, done.output
+    for words in ("9000: last step, 1 calls", "paper s=128 rho=1.5", "ablation-margin-rescue-cpu.json"):
+        assert words in done.output, words
+    assert "5.7 to 7.8" in done.output + done.stderr

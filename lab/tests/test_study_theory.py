@@ -1,0 +1,74 @@
+"""The study's formulas against brute force: every subset of tiny populations, every interval, simulated spacings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from ksieve_lab.study import theory
+
+
+@pytest.mark.parametrize(("length", "samples"), [(5, 1), (6, 3), (7, 7), (8, 5), (9, 4)])
+def test_exchangeable_moments_are_those_of_every_subset(length, samples):
+    subsets = np.array(list(itertools.combinations(range(1, length + 1), samples)))
+    for q in range(1, samples + 1):
+        ranks = subsets[:, q - 1]  # combinations are ascending: the q-th smallest rank is the q-th largest score
+        assert theory.exchangeable_mean(q, length, samples) == pytest.approx(ranks.mean(), rel=1e-12)
+        assert theory.exchangeable_variance(q, length, samples) == pytest.approx(ranks.var(), rel=1e-12, abs=1e-12)
+        for requested in (1, length):
+            wanted = ((ranks - requested) ** 2).mean()
+            assert theory.exchangeable_square_error(q, length, samples, requested) == pytest.approx(wanted, rel=1e-12)
+        for k in range(1, length + 1):
+            wanted = (ranks < k).mean()
+            assert theory.underfill_probability(k, q, length, samples) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+def test_variance_nears_the_papers_approximation_in_long_rows():
+    k, s, length = 3072, 128, 1 << 24
+    exact = theory.exchangeable_variance(k // s, length, length // s)
+    assert exact == pytest.approx(k * (s - 1) * (1 - k / length), rel=0.01)
+
+
+def test_underfill_probability_nears_the_binomial_in_long_rows():
+    k, q, s = 2048, 24, 128
+    binomial = math.fsum(math.comb(k - 1, x) * s**-x * (1 - 1 / s) ** (k - 1 - x) for x in range(q, 200))
+    assert theory.underfill_probability(k, q, s << 20, 1 << 20) == pytest.approx(binomial, rel=1e-3)
+    assert theory.underfill_probability(k, q, 262_144, 2048) == pytest.approx(binomial, rel=0.03)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 8, 16])
+def test_interval_identity_by_exact_counting(stride):
+    for begin in range(2 * stride + 1):
+        for size in range(3 * stride + 2):
+            positions = np.arange(begin, begin + size)
+            counted = np.bincount(positions % stride, minlength=stride)
+            assert np.array_equal(theory.interval_counts(begin, size, stride), counted)
+            assert set(counted) <= {size // stride, math.ceil(size / stride)}
+
+
+@pytest.mark.extended
+def test_tail_quantiles_are_those_of_exponential_spacings():
+    rng = np.random.default_rng(1)
+    k, eps, rows = 100, 50.0, 40_000
+    spacings = rng.standard_exponential((rows, 1000))
+    reach = eps * spacings[:, :1]
+    counts = k + (np.cumsum(spacings, axis=1) <= reach * (1 + 1e-12)).sum(axis=1)
+    assert counts.mean() == pytest.approx(theory.tail_mean(k, eps), rel=0.01)
+    for p in (0.05, 0.5, 0.95):
+        assert np.quantile(counts, p) - k == pytest.approx(float(theory.tail_quantile(k, eps, p)) - k, rel=0.06, abs=1)
+
+
+def test_tail_of_one_gap_is_one_more_score():
+    for p in (0.05, 0.5, 0.95):
+        assert theory.tail_quantile(2048, [1.0], p) == [2049]
+    assert theory.tail_mean(2048, [1.0]) == [2049]
+
+
+def test_tail_quantiles_are_those_of_the_geometric_law_by_summation():
+    k, eps = 10, 8.0
+    cumulative = np.cumsum((1 / eps) * (1 - 1 / eps) ** np.arange(400))
+    for p in (0.05, 0.3, 0.5, 0.95, 0.999):
+        assert theory.tail_quantile(k, eps, p) == k + 1 + int(np.searchsorted(cumulative, p))

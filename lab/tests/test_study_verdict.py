@@ -1,0 +1,286 @@
+"""`ksieve study` answers its title: the verdict first, for the plan that would run, and no number that is none."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from typer.testing import CliRunner
+
+from ksieve_lab.captures.writer import CaptureWriter
+from ksieve_lab.cli.app import app
+from ksieve_lab.report import figures
+from ksieve_lab.study import report
+
+K, ROWS, WIDTH = 512, 20, 40_000
+"""Wide enough for the CPU's plan to sample, with the paper's policy."""
+
+NORMAL = np.random.default_rng(7).standard_normal((ROWS, WIDTH)).astype(np.float32)
+
+
+def with_tied_rows() -> np.ndarray:
+    scores = NORMAL.copy()
+    scores[:4] = 0
+    scores[4:6] = np.nan
+    return scores
+
+
+PERIODIC = NORMAL.copy()
+PERIODIC[:, ::8] += 10  # the regular view of one phase in eight sees nothing but the best
+
+
+SCORES = {
+    "normal": NORMAL,
+    "periodic": PERIODIC,
+    "equal": np.full_like(NORMAL, 3),
+    "zeros": np.zeros_like(NORMAL),
+    "nan": np.full_like(NORMAL, np.nan),
+    "plateau": np.maximum(NORMAL - 2.5, 0),
+    "some_tied": with_tied_rows(),
+    "one_row": NORMAL[:1],
+}
+"""Captures by name."""
+
+
+def capture_of(path: Path, scores: np.ndarray, lengths: object = None, k: int = K) -> Path:
+    with CaptureWriter(path, *scores.shape, "float32", k=k) as writer:
+        full = np.full(scores.shape[0], scores.shape[1])
+        writer.write(scores, np.asarray(full if lengths is None else lengths, np.int32))
+    return path
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory):
+    """Return output, result file and report of `ksieve study` for a capture of `SCORES`, made once for all workers.
+
+    A PNG is the figure that the report has as SVG, drawn once more, and left out.
+    """
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
+    shared = tmp_path_factory.getbasetemp()
+    shared = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "studied"
+    shared.mkdir(exist_ok=True)
+
+    @functools.cache
+    def found(name: str) -> tuple[str, dict, str]:
+        kept = shared / f"{name}.json"
+        with FileLock(f"{kept}.lock"):
+            if not kept.exists():
+                kept.write_text(json.dumps(made(shared / name, name)))
+        text, facts, page = json.loads(kept.read_text())
+        return text, json.loads(facts), page
+
+    def made(folder: Path, name: str) -> tuple[str, str, str]:
+        folder.mkdir()
+        path, out = capture_of(folder / f"{name}.safetensors", SCORES[name]), folder / "out"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(figures, "save", lambda _, stem, **__: [stem])
+            done = CliRunner().invoke(app, ["study", str(path), "--out", str(out)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout, (out / "study.json").read_text(), (out / "report.html").read_text()
+
+    return found
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave out figures and report, nine tenths of a study's time, where a test reads its text and numbers alone."""
+    monkeypatch.setattr(figures, "svg_of", lambda *_: "")
+    monkeypatch.setattr(figures, "save", lambda _, stem, **__: [stem])
+    monkeypatch.setattr(report, "report", lambda *_: "")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [("normal", "yes"), ("equal", "yes"), ("zeros", "yes"), ("nan", "yes"), ("one_row", "yes"),
+     ("plateau", "yes"), ("periodic", "with lines-64 only"), ("some_tied", "yes")],
+)  # fmt: skip
+def test_the_first_line_is_the_verdict(studied, name, answer):
+    text, payload, page = studied(name)
+    assert text.splitlines()[0].startswith(f"{answer}: ")
+    assert payload["results"]["verdict"]["answer"] == answer
+    assert f"<strong>{answer}</strong>" in page
+    assert page.index(f"<strong>{answer}</strong>") < page.index("<table>")
+
+
+@pytest.mark.parametrize("name", [name for name in SCORES if name != "periodic"])
+def test_nothing_is_infinite_and_tied_rows_are_called_tied(studied, name):
+    text, payload, page = studied(name)
+    for words in (text, re.sub(r"<style>.*?</style>|<svg.*?</svg>", "", page, flags=re.DOTALL)):
+        assert not re.search(r"\b(inf|nan) ?%|\binf\b|\bwithin nan\b", words)
+    tied = {"equal": ROWS, "zeros": ROWS, "nan": ROWS, "plateau": ROWS, "some_tied": 6}.get(name, 0)
+    rows = payload["results"]["captures"][0]["studied"]
+    assert f"{tied} of {rows}" in text
+    line = next(li for li in text.splitlines() if li.startswith("median rank against request, view 1/256"))
+    assert line.endswith("tied") == (tied == rows)
+    assert bool(re.search(r"within \d+\.\d %$", line)) == (tied < rows)
+    # Rows without a boundary do not blur what is found in the others.
+    ratios = next(li for li in payload["results"]["comparison"] if li["figure"] == "rms")["here"][0]
+    assert tied == rows or max(map(abs, ratios)) < 0.6
+
+
+def numbers(value: object) -> bool:
+    """Whether a value of the comparison is a number, a range of numbers, or nothing."""
+    if isinstance(value, list):
+        return all(map(numbers, value))
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def test_the_result_file_holds_numbers(studied):
+    for _, payload, _ in map(studied, SCORES):
+        results = payload["results"]
+        for line in results["comparison"]:
+            assert numbers([line["paper"], line["predicted"], line["here"]]), line
+            assert [why is None for why in line["why"]] == [value is not None for value in line["here"]]
+        plan = results["captures"][0]["plan"]
+        assert plan["name"] == "paper-64"
+        assert numbers([plan[key] for key in ("below_k", "median", "p95", "traffic", "p_band", "p_exact", "rescans")])
+        assert plan["traffic"] >= 1 + 1 / 64
+
+
+def test_a_policy_other_than_the_plans_is_named_where_the_plans_fails(studied):
+    results = studied("periodic")[1]["results"]
+    assert results["verdict"] == {"answer": "with lines-64 only", "with": "lines-64"}
+    own = results["captures"][0]["plan"]
+    other = next(p for p in results["captures"][0]["policies"] if p["name"] == "lines-64")
+    assert not own["holds"]
+    assert own["traffic"] == pytest.approx(1 + 1 / 64 + 1 / 8, abs=1e-3)  # one more scan where the boundary underfills
+    assert other["holds"]
+    assert other["traffic"] == pytest.approx(1 + 1 / 64, abs=1e-4)
+
+
+def test_the_papers_column_appears_at_its_own_k_alone(studied, tmp_path):
+    text, payload, page = studied("normal")
+    assert "paper found" not in text
+    assert "the paper found" not in page
+    assert all(line["paper"] is None for line in payload["results"]["comparison"])
+    path = capture_of(tmp_path / "a.safetensors", NORMAL, k=2048)
+    done = CliRunner().invoke(app, ["study", str(path), "--out", str(tmp_path / "out")], catch_exceptions=False)
+    assert "the paper found" in done.stdout
+    assert "the paper found" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_no_policy_holds_where_rows_are_scanned_twice():
+    """No view of rows like these is large enough, and no backend keeps them: a CUDA plan of k = 16,384."""
+    from ksieve_lab.study import verdict, words
+
+    own = {"name": "direct", "holds": False}
+    none = [{"name": name, "holds": False} for name in ("paper-64", "lines-64")]
+    captures = [{"plan": own, "policies": none, "verdict": verdict.verdict(own, none)}]
+    results = {"verdict": verdict.overall(captures), "captures": captures}
+    assert results["verdict"] == captures[0]["verdict"] == {"answer": "no", "with": None}
+    said = words.verdict_sentence(results)
+    assert said.startswith("no: the plan samples nothing and scans rows twice, and no named policy holds")
+
+
+def test_rows_on_chip_need_no_sampling(tmp_path):
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
+    path = capture_of(tmp_path / "a.safetensors", NORMAL)
+    arguments = ["study", str(path), "--out", str(tmp_path / "out"), "--plan-for", "h200"]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("yes: rows are read once, and nothing is sampled")
+    plan = json.loads((tmp_path / "out" / "study.json").read_text())["results"]["captures"][0]["plan"]
+    assert plan["device"] == "NVIDIA H200"
+    assert plan["traffic"] == 1
+
+
+def test_the_report_has_contents_the_policies_and_its_command(studied):
+    page = studied("normal")[2]
+    targets = re.findall(r'<a href="#([^"]+)"', page)
+    assert len(targets) >= 7
+    for target in targets:
+        assert f'id="{target}"' in page
+    assert re.search(r"<pre>[^<]+</pre>", page)
+    assert "<td>quads-16</td>" in page
+    assert page.index("Contents") < page.index("<svg")
+
+
+@pytest.mark.parametrize("width", [160, 80, 60, 40])
+def test_narrow_terminals_show_every_number(undrawn, monkeypatch, tmp_path, width):
+    from ksieve_lab.study import words
+
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
+    path = capture_of(tmp_path / "normal.safetensors", NORMAL)
+    other = capture_of(tmp_path / "a_capture_of_another_layer.safetensors", SCORES["plateau"])
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    arguments = ["study", str(path), str(other), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", done.stdout)
+    results = json.loads((tmp_path / "out" / "study.json").read_text())["results"]
+    joined = " ".join(text.split())
+    for columns, rows in (words.verdict_table(results), words.comparison_table(results), words.policy_table(results)):
+        for cell in (*columns[1:], *(cell for row in rows for cell in row)):
+            assert " ".join(cell.split()) in joined, (cell, text)
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("name", ["paper-64", "paper-128", "lines-64", "quads-16"])
+def test_expected_scans_are_the_means_of_the_model(tmp_path, name):
+    """Rows that are alike, one of every phase: what is expected of a row is the mean of what the model counts."""
+    from ksieve import api
+    from ksieve_lab.study.ranked import rank_rows
+    from ksieve_lab.study.verdict import _SEED, Judged
+    from ksieve.model import reference
+
+    plan = api.plan(rows=1, width=WIDTH, k=K, policy=name)
+    assert plan.policy is not None
+    row = np.sort(NORMAL[0])[::-1].reshape(200, -1).T.ravel()  # the view of some phases underfills
+    judged = Judged.of(plan)
+    (ranked,) = rank_rows(row[None], np.array([WIDTH]), 8 * K)
+    judged.add(ranked, 0)
+    if plan.policy.jitter:  # phases are the hash of the row turned, of which the model runs one
+        _, trace = reference.select_row(row, K, policy=plan.policy, capacity=plan.capacity, seed=_SEED)
+        assert judged.results()["traffic"] >= trace.score_reads / WIDTH - 1e-9
+        return
+    reads = [
+        reference.select_row(row, K, row_id=r, policy=plan.policy, capacity=plan.capacity, seed=_SEED)[1]
+        for r in range(plan.policy.stride)
+    ]
+    scans = np.mean([trace.scans for trace in reads])
+    assert judged.results()["traffic"] == pytest.approx(scans + judged.view)
+    assert judged.results()["below_k"] == np.mean([trace.scans > 1 for trace in reads])
+
+
+def test_calibrate_says_first_whether_its_prediction_came_true(tmp_path):
+    path = capture_of(tmp_path / "a.safetensors", SCORES["plateau"])
+    result = tmp_path / "result.json"
+    arguments = ["calibrate", str(path), "--out", str(tmp_path / "policy.json"), "--json", str(result)]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    results = json.loads(result.read_text())["results"]
+    verdict = results["verdict"]
+    assert verdict["as_predicted"] == all(results["came_true"].values())
+    begin = "as predicted on rows held back" if verdict["as_predicted"] else "NOT as predicted on rows held back: "
+    assert done.stdout.startswith(begin)
+    assert "1e+02" not in done.stdout
+    lines = next(entry for entry in results["ranking"] if entry["policy"] == "lines-64")
+    assert lines["overflow"] == 0, "scores that tie are counted, not stored"
+
+
+@pytest.mark.extended
+def test_every_hostile_family_gets_a_verdict_in_numbers(tmp_path):
+    """Families made to hurt selections, at a k of few scores and one of many: no crash, and no number that is none."""
+    from ksieve_lab.captures.format import open_capture
+    from ksieve_lab.study import run, words
+    from ksieve_lab.workloads import write_synthetic
+    from ksieve_lab.workloads.adversarial import ADVERSARIAL
+
+    for name in (producer.name for producer in ADVERSARIAL):
+        for k, lengths in ((16, "ragged"), (2048, "full")):
+            path = tmp_path / f"{name}-{k}.safetensors"
+            write_synthetic(path, name, 3, 33_000, lengths=lengths, k=k, seed=11)
+            with open_capture(path) as capture:
+                results = run.study([capture])["results"]
+            print(name, k, words.verdict_sentence(results))
+            assert re.match(r"(yes|no|with [a-z0-9-]+ only): ", words.verdict_sentence(results))
+            tables = (words.verdict_table, words.comparison_table, words.policy_table)
+            cells = " | ".join(cell for table in tables for row in table(results)[1] for cell in row)
+            assert not re.search(r"\binf\b|\bnan\b", cells.replace(path.stem, ""), re.IGNORECASE), cells
+            assert results["captures"][0]["plan"]["traffic"] < 8

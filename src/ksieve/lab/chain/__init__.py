@@ -1,5 +1,0 @@
-"""Score production followed by selection, as a sparse-attention indexer runs them per layer and step, on one GPU.
-
-`ksieve.lab.chain.producers` names the score producers and makes inputs for them; `ksieve.lab.chain.mqa_logits` is
-ours, in Triton. Importing this package imports neither Triton nor PyTorch.
-"""
