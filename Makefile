@@ -10,8 +10,8 @@ PYTEST ?= -n 2 --dist worksteal
 
 BIN  := $(VENV)/bin
 comma := ,
-SOURCES := src tests examples $(wildcard scripts) docs/conf.py
-KERNELS := $(shell find src/ksieve examples -name '*.cu' -o -name '*.cuh') $(wildcard tests/support/emulator/*.h)
+SOURCES := src lab tests examples conftest.py $(wildcard scripts) docs/conf.py
+KERNELS := $(shell find src/ksieve lab/src examples -name '*.cu' -o -name '*.cuh') $(wildcard tests/support/emulator/*.h)
 
 .PHONY: help demo test test-all test-rest test-floors floors-ready test-gpu test-emulated cubins sanitize wheel check format \
   docs site bench-cpu clean
@@ -20,7 +20,7 @@ KERNELS := $(shell find src/ksieve examples -name '*.cu' -o -name '*.cuh') $(wil
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(VENV)/.installed  ## install with base dependencies, select from the bundled capture, verify
+demo: $(VENV)/.installed  ## install both distributions with base dependencies, select from the bundled capture, verify
 	@$(BIN)/ksieve demo
 
 test: $(VENV)/.with-test  ## install the test dependencies, test every package of the library (3 minutes on two cores)
@@ -49,17 +49,17 @@ test-floors: $(VENV)-floors/.installed  ## run a selection of tests with the low
 
 # The demo compiles the CPU kernels with the lowest Numba: the workers of the tests would wait for the first of them.
 floors-ready: $(VENV)-floors/.dependencies
-	@PYTHONPATH=src $(VENV)-floors/bin/python -m ksieve demo >/dev/null
+	@PYTHONPATH=src:lab/src $(VENV)-floors/bin/python -m ksieve_lab demo >/dev/null
 
 # Uses the caller's Python as it is (it needs torch, numpy, cuda-core and pytest) and downloads nothing.
 test-gpu:  ## run the GPU suite with $(PYTHON)
-	PYTHONPATH=src:tests:tests/support $(PYTHON) -m pytest -m gpu tests/gpu tests/contract/test_contract.py tests/contract/test_options.py
+	PYTHONPATH=src:lab/src:.:tests:tests/support $(PYTHON) -m pytest -m gpu tests/gpu tests/contract/test_contract.py tests/contract/test_options.py
 
 # No GPU: the kernels' PTX runs on the CPU (tests/support/emulator). `make test-emulated DEVICE=a100 PART="-k few_candidates"`
 DEVICE ?= h200
 PART   ?= -x -n 2
 test-emulated: $(VENV)/.with-test $(VENV)/.with-cuda $(VENV)/.with-torch  ## run the GPU suite, or a PART of it, on the CPU as another DEVICE
-	KSIEVE_GPU_EMULATED=1 KSIEVE_EMULATED_DEVICE=$(DEVICE) PYTHONPATH=src:tests:tests/support \
+	KSIEVE_GPU_EMULATED=1 KSIEVE_EMULATED_DEVICE=$(DEVICE) PYTHONPATH=src:lab/src:.:tests:tests/support \
 	  $(BIN)/python -m pytest -m gpu tests/gpu $(PART)
 
 # Kernels whose line in tests/data/cubins.json contains ONLY; UPDATE=1 rewrites that list and tests/data/resources.json,
@@ -85,9 +85,9 @@ endif
 sanitize:  ## run every kernel under compute-sanitizer with $(PYTHON): memcheck, racecheck, synccheck
 	PYTHON=$(PYTHON) scripts/gpu_session.sh sanitize
 
-wheel: $(VENV)/.installed  ## build a wheel in a folder that goes, and check its contents
-	@folder=$$(mktemp -d) && $(BIN)/python -m pip wheel . --no-deps --quiet --wheel-dir "$$folder" && \
-	  $(BIN)/python scripts/check_wheel.py "$$folder"/ksieve-*.whl; status=$$?; rm -rf "$$folder"; exit $$status
+wheel: $(VENV)/.installed  ## build the wheels in a folder that goes, check their contents
+	@folder=$$(mktemp -d) && $(BIN)/python -m pip wheel . ./lab --no-deps --quiet --wheel-dir "$$folder" && \
+	  $(BIN)/python scripts/check_wheel.py "$$folder"; status=$$?; rm -rf "$$folder"; exit $$status
 
 check: $(VENV)/.with-dev  ## lint, formatting, spelling, types
 	$(BIN)/ruff check $(SOURCES)
@@ -115,7 +115,7 @@ bench-cpu: $(VENV)/.installed  ## measure the CPU backend into benchmarks/result
 	$(BIN)/ksieve bench cpu --out benchmarks/results
 
 clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) $(VENV)-floors $(VENV)-cuda12 build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/ksieve.egg-info docs/_build docs/reference/generated
+	rm -rf $(VENV) $(VENV)-floors $(VENV)-cuda12 build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/ksieve.egg-info lab/build lab/src/ksieve_lab.egg-info docs/_build docs/reference/generated
 
 # --- the virtual environment -----------------------------------------------------------------------------
 # Debian ships Python without ensurepip unless python3-venv is installed; any pip of the system can then put
@@ -130,15 +130,15 @@ $(BIN)/python:
 	  { rm -rf $(VENV); \
 	    echo "could not create a virtual environment: on Debian or Ubuntu, 'apt-get install python3-venv'" >&2; exit 1; }
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
-	@echo "installing ksieve and its base dependencies into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+$(VENV)/.installed: $(BIN)/python pyproject.toml lab/pyproject.toml constraints.txt
+	@echo "installing ksieve and ksieve-lab with their base dependencies into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --editable ./lab
 	@touch $@
 
 # One stamp for each extra, and one for all of them together.
-$(VENV)/.with-%: $(BIN)/python pyproject.toml constraints.txt
-	@echo "installing ksieve[$*] and its dependencies into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
+$(VENV)/.with-%: $(BIN)/python pyproject.toml lab/pyproject.toml constraints.txt
+	@echo "installing ksieve[$*] and ksieve-lab into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]' --editable ./lab
 	@touch $(VENV)/.installed $(addprefix $(VENV)/.with-,$(subst $(comma), ,$*)) $@
 
 # Without the project, whose build two installations at a time would disturb: .ci/run makes this beside other steps.
@@ -153,12 +153,12 @@ $(VENV)-floors/.dependencies: pyproject.toml scripts/floors.py
 
 $(VENV)-floors/.installed: $(VENV)-floors/.dependencies
 	@$(VENV)-floors/bin/python -m pip install --quiet --no-cache-dir --constraint $(VENV)-floors/constraints.txt \
-	  --editable '.[cuda,torch,plot]'
+	  --editable '.[cuda,torch,plot]' --editable ./lab
 	@touch $@
 
 # The extras cuda and cuda12 exclude each other: the bindings of CUDA 12 load its NVRTC, those of 13 theirs.
 $(VENV)-cuda12/.installed: pyproject.toml
 	@$(MAKE) --no-print-directory VENV=$(VENV)-cuda12 $(VENV)-cuda12/bin/python
 	@echo "installing the extra cuda12 into $(VENV)-cuda12"
-	@$(VENV)-cuda12/bin/python -m pip install --quiet --no-compile --editable '.[cuda12]'
+	@$(VENV)-cuda12/bin/python -m pip install --quiet --no-compile --editable '.[cuda12]' --editable ./lab
 	@touch $@

@@ -28,7 +28,7 @@ else:
 SEED = 0x1CEB00DA
 """Of the CPU backend's guesses (`ksieve.model.guess`)."""
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent
 
 
 @cache

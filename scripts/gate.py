@@ -29,11 +29,16 @@ from typing import Any
 import numpy as np
 
 NAMES = (
-    "ksieve ksieve.torch ksieve.tiles ksieve.distributed ksieve_lab.captures ksieve_lab.captures.recorder ksieve_lab.workloads "
+    "ksieve ksieve.torch ksieve.tiles ksieve.distributed ksieve.captures ksieve.captures.recorder ksieve.lab.workloads "
     "ksieve.adapters ksieve.adapters.vllm ksieve.adapters.sglang ksieve.adapters.flashinfer "
     "ksieve.adapters.tensorrt_llm ksieve.adapters.plugins"
 )
-MODULES = {name: name for name in NAMES.split()}
+MODULES = {name: name for name in NAMES.split()} | {
+    "ksieve.tiles": "ksieve.streaming",
+    "ksieve.captures": "ksieve_lab.captures",
+    "ksieve.captures.recorder": "ksieve_lab.captures.recorder",
+    "ksieve.lab.workloads": "ksieve_lab.workloads",
+}
 """Name of a public module in the frozen file -> its name today, to be changed when the module moves."""
 
 OPERATORS = "ksieve.frontends.torch.ops"  # the module that registers the PyTorch operators
@@ -163,7 +168,13 @@ def _calls() -> Iterator[tuple[str, Callable[..., Any], dict[str, Any], tuple[st
     yield "Running.push", ksieve.Running(**made).push, pushed, ("first_column",), ("tile", "lengths", "ends")
     yield "Running.finish", running.finish, {}, ("sorted", "index_dtype"), ("out", "values_out", "page_table")
     yield "Candidates", tiles.Candidates, {"running": running, "width": 64}, ("running", "width", "capacity"), ()
-    yield "record", ksieve.record, {"path": "a.safetensors"}, ("path", "every", "calls", "metadata"), ()
+    yield (
+        "record",
+        importlib.import_module("ksieve_lab").record,
+        {"path": "a.safetensors"},
+        ("path", "every", "calls", "metadata"),
+        (),
+    )
     yield "torch.topk", public["ksieve.torch"].topk, {"input": tensors["scores"], "k": 8}, ("k", "dim", "out"), ()
     spread = {"scores": _scores(), "k": 8, "world": 2}
     yield "simulate", ranks.simulate, spread, ("k", "world", "layout", "output", "schedule"), ("scores", "lengths")

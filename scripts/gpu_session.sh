@@ -25,7 +25,7 @@ cd "$(dirname "$0")/.." || exit 2
 OUT=${OUT:-out}
 PYTHON=${PYTHON:-python3}
 mkdir -p "$OUT"
-export PYTHONPATH=src:tests:tests/support PYTHONUNBUFFERED=1 KSIEVE_RESULTS_DIR=${KSIEVE_RESULTS_DIR:-$OUT}
+export PYTHONPATH=src:lab/src:.:tests:tests/support PYTHONUNBUFFERED=1 KSIEVE_RESULTS_DIR=${KSIEVE_RESULTS_DIR:-$OUT}
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
 failed=()
 
@@ -96,7 +96,7 @@ suite_part() {
 options() {
   local rc=0
   SUITE_SECONDS=${OPTIONS_SECONDS:-420} suite options tests/gpu/test_options.py tests/contract/test_options.py || rc=1
-  timeout -k 10 "${BENCH_SECONDS:-150}" $PYTHON -m ksieve bench options --out "$OUT" ${ARGS:-} 2>&1 | tee "$OUT/options-cost.log"
+  timeout -k 10 "${BENCH_SECONDS:-150}" $PYTHON -m ksieve_lab bench options --out "$OUT" ${ARGS:-} 2>&1 | tee "$OUT/options-cost.log"
   return $((rc | PIPESTATUS[0]))
 }
 
@@ -128,7 +128,7 @@ sanitize-record() {
 }
 
 bench() {
-  timeout -k 10 "${BENCH_SECONDS:-560}" $PYTHON -m ksieve bench gpu ${BENCH:---shapes operator} --out "$OUT" \
+  timeout -k 10 "${BENCH_SECONDS:-560}" $PYTHON -m ksieve_lab bench gpu ${BENCH:---shapes operator} --out "$OUT" \
     2>&1 | tee "$OUT/bench.log"
   return "${PIPESTATUS[0]}"
 }
@@ -136,17 +136,17 @@ bench() {
 result() {
   local scores=()
   [ -n "${FACTORS:-}" ] && [[ $1 == operator || $1 == trace ]] && scores=(--scores "factors:$FACTORS")
-  timeout -k 10 "${BENCH_SECONDS:-560}" $PYTHON -m ksieve bench "$1" "${scores[@]}" ${ARGS:-} --out "$OUT" \
+  timeout -k 10 "${BENCH_SECONDS:-560}" $PYTHON -m ksieve_lab bench "$1" "${scores[@]}" ${ARGS:-} --out "$OUT" \
     2>&1 | tee "$OUT/$1.log"
   return "${PIPESTATUS[0]}"
 }
 replay() {
-  timeout -k 10 "${BENCH_SECONDS:-560}" $PYTHON -m ksieve replay ${ARGS:-430K} --backend cuda --out "$OUT" 2>&1 | tee "$OUT/replay.log"
+  timeout -k 10 "${BENCH_SECONDS:-560}" $PYTHON -m ksieve_lab replay ${ARGS:-430K} --backend cuda --out "$OUT" 2>&1 | tee "$OUT/replay.log"
   return "${PIPESTATUS[0]}"
 }
 
 quick_bench() {
-  timeout -k 10 150 $PYTHON -m ksieve bench gpu ${QUICK_BENCH:---shapes quick --rounds 3} --out "$OUT" 2>&1 | tee "$OUT/quick-bench.log"
+  timeout -k 10 150 $PYTHON -m ksieve_lab bench gpu ${QUICK_BENCH:---shapes quick --rounds 3} --out "$OUT" 2>&1 | tee "$OUT/quick-bench.log"
   return "${PIPESTATUS[0]}"
 }
 

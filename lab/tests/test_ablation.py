@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 import ksieve
-from conftest import ROOT
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import PAPER_128
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.tune import record
 from ksieve_lab.bench import ablation
 from ksieve_lab.bench.ablation import activation, phases, steps
 from ksieve_lab.bench.ablation.paper import PAPER
 from ksieve_lab.bench.targets import Cpu, machine_of, read_prefixes
 from ksieve_lab.report import benches
-from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune import record
 
 PAPER_TEXT = ROOT.parent / "shared" / "paper" / "000_cc15b63c323d553e.txt"
 

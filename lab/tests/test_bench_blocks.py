@@ -10,11 +10,11 @@ import pytest
 from bench_host import ENVIRONMENT, H200, invoke, measure
 from ksieve import api
 from ksieve.core.errors import ArgumentError
+from ksieve.planning.plan import Plan
+from ksieve.planning.tune import laws, record, tasks, timing
 from ksieve_lab import oracle
 from ksieve_lab.bench import block_pages, blocks, floor, scores
 from ksieve_lab.report import benches
-from ksieve.planning.plan import Plan
-from ksieve.planning.tune import laws, record, tasks, timing
 
 torch = pytest.importorskip("torch")
 

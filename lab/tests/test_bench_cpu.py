@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve_lab.captures.writer import CaptureWriter
 from ksieve.core.errors import ArgumentError, FileFormatError, VerificationError
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve_lab.bench import contenders, cpu, startup
 from ksieve.planning.tune import record
+from ksieve_lab.bench import contenders, cpu, startup
+from ksieve_lab.captures.writer import CaptureWriter
 
 SMALL = ((3, 4000),)
 

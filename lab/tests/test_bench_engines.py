@@ -16,9 +16,9 @@ from bench_host import ENVIRONMENT, OTHER_US, OWN_US, generator, invoke  # noqa:
 from ksieve.adapters._operators import OPERATORS  # noqa: E402
 from ksieve.adapters._tally import TALLY  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
+from ksieve.planning.tune import record  # noqa: E402
 from ksieve_lab.bench import engine_calls, engine_pages, engine_switch, engines, first_calls, pages  # noqa: E402
 from ksieve_lab.report import benches  # noqa: E402
-from ksieve.planning.tune import record  # noqa: E402
 
 __all__ = ["bench", "fakes", "generator", "host"]
 

@@ -9,9 +9,9 @@ import pytest
 import bench_host
 from bench_host import OTHER_US, OWN_US, host, invoke
 from ksieve.core.errors import ArgumentError
-from ksieve_lab.bench import general, shape_lists
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune.variants import PLANNED
+from ksieve_lab.bench import general, shape_lists
 
 pytest.importorskip("torch")
 

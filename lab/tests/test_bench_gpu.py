@@ -11,12 +11,12 @@ import pytest
 import ksieve
 from bench_host import invoke
 from ksieve.core.errors import ArgumentError
-from ksieve_lab.bench import floor, gpu, shape_lists
-from ksieve_lab.cli import gpu as command
 from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune import laws, record, tasks, timing
 from ksieve.planning.tune.variants import variants_of
+from ksieve_lab.bench import floor, gpu, shape_lists
+from ksieve_lab.cli import gpu as command
 
 H200 = DEVICES["h200"]
 
@@ -284,6 +284,7 @@ def test_a_result_file_keeps_the_kind_of_its_scores():
 def test_without_a_gpu_the_remedy_is_named(monkeypatch):
     pytest.importorskip("torch")
     from conftest import cuda_devices
+
     from ksieve.core.errors import BackendError
 
     if cuda_devices():

@@ -11,8 +11,8 @@ from bench_host import OTHER_US, host, invoke
 from ksieve import api
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import PLAIN
-from ksieve_lab.bench import options
 from ksieve.planning.tune import timing
+from ksieve_lab.bench import options
 
 torch = pytest.importorskip("torch")
 

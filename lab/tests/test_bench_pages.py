@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from bench_host import ENVIRONMENT, generator, host
-from conftest import ROOT
-from ksieve_lab.bench import anchors, gpu, pages, shape_lists, trace, worst
 from ksieve.planning.tune import record
+from ksieve_lab.bench import anchors, gpu, pages, shape_lists, trace, worst
 
 torch = pytest.importorskip("torch")
 

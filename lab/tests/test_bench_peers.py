@@ -11,8 +11,8 @@ import pytest
 import ksieve
 from bench_host import OTHER_US, host, invoke
 from ksieve.core.errors import ArgumentError
-from ksieve_lab.bench import gpu, peers
 from ksieve.planning.tune import tasks
+from ksieve_lab.bench import gpu, peers
 
 torch = pytest.importorskip("torch")
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 import ksieve
 from bench_host import factor_file
-from conftest import ROOT
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.policy import LINES_64, PAPER_128, QUADS_16
 from ksieve.core.stats import Route
 
 torch = pytest.importorskip("torch")
+from ksieve.planning.tune.laws import endpoint_structured  # noqa: E402
 from ksieve_lab.bench import adversarial_gpu as hard  # noqa: E402
 from ksieve_lab.bench import scores  # noqa: E402
-from ksieve.planning.tune.laws import endpoint_structured  # noqa: E402
 
 ROWS, WIDTH, K = 6, 8192, 256
 REAL = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"

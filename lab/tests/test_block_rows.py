@@ -12,9 +12,9 @@ import pytest
 
 from bench_host import invoke
 from ksieve import api
+from ksieve.planning.devices import DEVICES
 from ksieve_lab.bench import block_pages, block_rows
 from ksieve_lab.bench.block_rows import judged
-from ksieve.planning.devices import DEVICES
 
 torch = pytest.importorskip("torch")
 

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from typer.testing import CliRunner
 
 import ksieve
-from conftest import ROOT
-from ksieve_lab.captures.format import open_capture
-from ksieve_lab.captures.writer import CaptureWriter
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import LINES_64, PAPER_64, SamplingPolicy
 from ksieve.core.stats import Route
+from ksieve.model import reference
+from ksieve.planning import memory
+from ksieve.planning.devices import DEVICES
+from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.study import calibrate as calibration
 from ksieve_lab.study import costs, predict, theory
 from ksieve_lab.study.intervals import estimate_mean, estimate_rate, wilson
@@ -23,9 +26,6 @@ from ksieve_lab.study.measure import KEPT
 from ksieve_lab.study.ranked import rank_rows
 from ksieve_lab.traffic import check_traffic
 from ksieve_lab.workloads import write_synthetic
-from ksieve.model import reference
-from ksieve.planning import memory
-from ksieve.planning.devices import DEVICES
 
 REAL = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"
 RESULTS = ROOT / "benchmarks" / "results"

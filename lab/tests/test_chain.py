@@ -11,16 +11,16 @@ from importlib.metadata import version
 
 import numpy as np
 import pytest
-
 from conftest import ROOT
-from ksieve_lab.captures import factors
+
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve_lab.bench import chain, floor
-from ksieve_lab.chain import producers
-from ksieve_lab.report import chain as drawing
 from ksieve.planning.tune import timing
 from ksieve.planning.tune.timing import Timing
+from ksieve_lab.bench import chain, floor
+from ksieve_lab.captures import factors
+from ksieve_lab.chain import producers
+from ksieve_lab.report import chain as drawing
 
 torch = pytest.importorskip("torch")
 

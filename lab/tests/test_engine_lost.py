@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 from bench_engines import bench, fakes, host, measured
 from bench_host import invoke
 from ksieve.cli import exits
-from ksieve_lab.bench import engine_cases, engine_pages, engines, pages
 from ksieve.planning.tune import timing
+from ksieve_lab.bench import engine_cases, engine_pages, engines, pages
 
 __all__ = ["bench", "fakes", "host"]
 

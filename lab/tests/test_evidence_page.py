@@ -7,11 +7,11 @@ import json
 import re
 
 import pytest
-
 from conftest import ROOT
+
+from ksieve.planning.tune import record
 from ksieve_lab.bench import ablation, chain, evidence, pages
 from ksieve_lab.traces import replay
-from ksieve.planning.tune import record
 
 PAGE = ROOT / "docs" / "guide" / "evidence.md"
 

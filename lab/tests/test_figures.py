@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from conftest import ROOT
+
 from ksieve.core.errors import BackendError
+from ksieve.planning.tune import record
 from ksieve_lab.bench import pages
 from ksieve_lab.report import benches, figures
-from ksieve.planning.tune import record
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import ksieve
+import ksieve_lab
 from ksieve.core.errors import ArgumentError, FileFormatError
+from ksieve.planning.tune import record
 from ksieve_lab.bench import targets as machines
 from ksieve_lab.report import benches
 from ksieve_lab.traces import replay
 from ksieve_lab.traces.serving import Invocation, invocations
 from ksieve_lab.workloads.producers import write_synthetic
-from ksieve.planning.tune import record
 
 SMALL = replay.Trace.of_requests(
     "small", [{"prompt": 500, "step_tokens": 200, "budget_bytes": 4 * 500 * 80, "decode_steps": 3, "batch": 2}], k=32
@@ -110,7 +111,7 @@ def test_a_recording_replays_the_rows_it_saw(tmp_path, monkeypatch):
     rng = np.random.default_rng(1)
     first, second = (rng.standard_normal(shape, dtype=np.float32) for shape in ((4, 300), (2, 900)))
     lengths = np.array([300, 20, -1, 299], np.int32)
-    with ksieve.record(path):
+    with ksieve_lab.record(path):
         ksieve.topk(first, lengths, k=16)
         ksieve.topk(second, k=16)
     met = []

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from typer.testing import CliRunner
 
-from conftest import ROOT
+from ksieve.core.errors import ArgumentError, BackendError
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.writer import CaptureWriter
-from ksieve.core.errors import ArgumentError, BackendError
 from ksieve_lab.report.study import draw_policies
 from ksieve_lab.study import measure, pages, run
 from ksieve_lab.study.rows import eligible_rows, read_blocks

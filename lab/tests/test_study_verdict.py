@@ -226,9 +226,9 @@ def test_narrow_terminals_show_every_number(undrawn, monkeypatch, tmp_path, widt
 def test_expected_scans_are_the_means_of_the_model(tmp_path, name):
     """Rows that are alike, one of every phase: what is expected of a row is the mean of what the model counts."""
     from ksieve import api
+    from ksieve.model import reference
     from ksieve_lab.study.ranked import rank_rows
     from ksieve_lab.study.verdict import _SEED, Judged
-    from ksieve.model import reference
 
     plan = api.plan(rows=1, width=WIDTH, k=K, policy=name)
     assert plan.policy is not None

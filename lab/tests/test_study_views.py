@@ -11,9 +11,9 @@ import pytest
 from ksieve.core.errors import BackendError
 from ksieve.core.keys import BIN_CUTOFF_KEY, coarse_bin, order_key
 from ksieve.core.policy import PAPER_128, QUADS_16, SamplingPolicy
+from ksieve.model import reference
 from ksieve_lab.study import ranked, views
 from ksieve_lab.study.views import UNUSABLE, realised_ranks, regular_view
-from ksieve.model import reference
 
 
 def rows_of(name: str, length: int = 1000) -> np.ndarray:

@@ -11,8 +11,8 @@ from cases import FAMILIES, POLICIES, TINY, scores_of
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import PAPER_128, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
-from ksieve_lab.traffic import ROUTE_SCANS, check_traffic, expected_reads, expected_traffic
 from ksieve.model import reference
+from ksieve_lab.traffic import ROUTE_SCANS, check_traffic, expected_reads, expected_traffic
 
 
 def test_every_route_has_its_scans_of_the_papers_table():

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ksieve_lab.captures.format import open_capture
-from ksieve_lab.captures.numbers import narrow
 from ksieve.core.errors import ArgumentError
 from ksieve.core.keys import coarse_bin, order_key
 from ksieve.core.policy import PAPER_64, QUADS_16
 from ksieve.core.stats import Route
-from ksieve_lab.workloads import LENGTHS, PRODUCERS, find_producer, write_synthetic
 from ksieve.model import reference
 from ksieve.planning.cpu import default_policy
+from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.numbers import narrow
+from ksieve_lab.workloads import LENGTHS, PRODUCERS, find_producer, write_synthetic
 
 K, WIDTH = 2048, 131_072
 EVERY = pytest.mark.parametrize("name", PRODUCERS)

@@ -2,7 +2,6 @@
 
 from ksieve._version import __version__
 from ksieve.api import plan, topk
-from ksieve_lab.captures.recorder import record
 from ksieve.checking.verdict import Verdict
 from ksieve.checking.verify import verify
 from ksieve.core.device import DeviceInfo
@@ -39,7 +38,6 @@ __all__ = [
     "WorkspaceError",
     "__version__",
     "plan",
-    "record",
     "topk",
     "verify",
 ]

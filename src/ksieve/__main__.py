@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line. A broken installation or an early Ctrl-C does not exit with 1, which means "not exact"."""
     try:
-        from ksieve_lab.cli.app import main as run
+        from ksieve.cli.app import main as run
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

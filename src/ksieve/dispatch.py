@@ -38,8 +38,8 @@ _BACKENDS = (_AUTO, "cpu", "cuda", "reference")
 
 _NO_KEYWORDS: Mapping[str, Any] = {}
 
-# Functions that receive every checked call before it runs (`ksieve.record`). The tuple is replaced, never changed, so
-# that another thread may iterate over it.
+# Functions that receive every checked call before it runs (recordings of ksieve-lab). The tuple is replaced, never
+# changed, so that another thread may iterate over it.
 observers: tuple[Any, ...] = ()
 
 

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 import ksieve
 from answers import RANKINGS, random_row
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, clamp, first_k, lengths_of, scores_of
-from conftest import ROOT
 from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda, topk_on
 from ksieve import ArgumentError, KsieveError, Route, VerificationError, distributed, tiles
 from ksieve.core.keys import widen
 from ksieve.core.policy import POLICIES as NAMED
+from ksieve.model import reference
 from ksieve_lab.oracle import assert_exact, assert_served, ranks
 from ksieve_lab.traffic import check_traffic
-from ksieve.model import reference
 from parts import but_for
 
 CITED: dict[str, list[str]] = {}

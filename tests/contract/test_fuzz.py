@@ -16,8 +16,8 @@ import ksieve
 from cases import DTYPES, FAMILIES, POLICIES, clamp, scores_of
 from harness import model_arguments
 from ksieve import Route
-from ksieve_lab.oracle import assert_exact
 from ksieve.model import reference
+from ksieve_lab.oracle import assert_exact
 
 SEED = int(os.environ.get("KSIEVE_FUZZ_SEED", "1"))
 ROWS = int(os.environ.get("KSIEVE_FUZZ_ROWS", "300000"))

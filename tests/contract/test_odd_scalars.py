@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ksieve
+import ksieve_lab
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.devices import DEVICES
 
@@ -120,7 +121,7 @@ def test_record_names_odd_values(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(name, value):
-        with ksieve.record(**({"path": tmp_path / "a.safetensors"} | {name: value})):
+        with ksieve_lab.record(**({"path": tmp_path / "a.safetensors"} | {name: value})):
             ksieve.topk(SCORES, k=K)
 
     assert not faults("record", ["path", "every", "calls", "rows_per_call", "max_bytes", "metadata"], run)

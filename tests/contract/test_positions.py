@@ -15,9 +15,9 @@ import ksieve  # noqa: E402
 from cases import DTYPES, FAMILIES, POLICIES, scores_of  # noqa: E402
 from harness import HOST_BACKENDS  # noqa: E402
 from ksieve import ArgumentError, Options  # noqa: E402
-from ksieve_lab import oracle  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 from ksieve.planning.families import BY_POSITION  # noqa: E402
+from ksieve_lab import oracle  # noqa: E402
 
 K = 5
 
@@ -216,7 +216,9 @@ def test_jax_programs_refuse_them():
 
 
 def test_a_recording_leaves_them_out(tmp_path):
-    with ksieve.record(tmp_path / "scores.safetensors") as recorder:
+    import ksieve_lab
+
+    with ksieve_lab.record(tmp_path / "scores.safetensors") as recorder:
         ksieve.topk(scores(), k=K, positions=places())
         ksieve.topk(scores(), k=K)
     assert (recorder.seen, recorder.kept) == (2, 1)

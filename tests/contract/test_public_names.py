@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import ksieve
+import ksieve_lab
 
 HEAVY = ("numba", "torch", "cuda", "cupy", "jax", "triton", "matplotlib", "scipy", "rich", "typer", "safetensors")
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ksieve
+import ksieve_lab
 from ksieve.core.errors import ArgumentError
 
 SCORES = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
@@ -85,7 +86,7 @@ def test_the_command_asks_whether_its_files_are_swapped(tmp_path, suffix):
     if suffix == ".npy":
         np.save(scores, SCORES)
     else:
-        with ksieve.record(scores):
+        with ksieve_lab.record(scores):
             ksieve.topk(SCORES, k=8)
     command = [sys.executable, "-m", "ksieve", "verify", str(tmp_path / "answer.npy"), str(scores)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)

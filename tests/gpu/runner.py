@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from conftest import cuda_devices
 
 import harness
 import ksieve
-from conftest import cuda_devices
 from gpu import DRY, EMULATED, HOST
 from gpu.variants import Variant
 from ksieve.backends.cuda import device_info

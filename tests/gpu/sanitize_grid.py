@@ -26,10 +26,10 @@ import rank_cases
 from gpu import material, runner, served, test_blocks, test_tiles
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
-from ksieve_lab import oracle
 from ksieve.planning.families import QUEUED
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.tune import record
+from ksieve_lab import oracle
 
 SHAPES = (
     # width, k, every how-manieth value family, base offset, row padding

@@ -19,9 +19,9 @@ from gpu.variants import Variant
 from ksieve.core import arguments, entries
 from ksieve.core.options import Options, dtype_text
 from ksieve.core.stats import Stats
-from ksieve_lab import oracle
 from ksieve.model import gathering, reference
 from ksieve.planning.plan import Plan
+from ksieve_lab import oracle
 
 JUDGED = ("starts", "ends", "index_base", "next_n", "largest", "nan", "sorted", "tie_break")
 """Arguments that `ksieve.verify` takes as the call does."""

@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 
 import adapter_calls as cases
-from conftest import ROOT
 from gpu import runner
 from ksieve.adapters import flashinfer, sglang, tensorrt_llm, vllm
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import ksieve
+import ksieve_lab
 from ksieve.backends.cuda.jit.compile import compile_kernel, shipped_sources
 from ksieve.backends.cuda.jit.spec import kernel_spec
-from ksieve_lab.captures.format import open_capture
 from ksieve.core.errors import BackendError
+from ksieve_lab.captures.format import open_capture
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +28,7 @@ def test_live_calls_are_recorded_from_the_device(tmp_path):
     for _ in range(2):
         ksieve.topk(scores, lengths, plan=plan, out=out)  # the fast path of repeated calls is prepared now
     want = out.clone()
-    with ksieve.record(path, rows_per_call=10) as recorder:
+    with ksieve_lab.record(path, rows_per_call=10) as recorder:
         ksieve.topk(scores, lengths, plan=plan, out=out)
         ksieve.topk(scores.half(), lengths, k=64)
     assert recorder.kept == 2
@@ -49,7 +50,7 @@ def test_a_graph_is_not_captured_inside_a_recording(tmp_path):
     torch.cuda.synchronize()
     with (
         pytest.warns(RuntimeWarning, match="nothing was recorded"),
-        ksieve.record(tmp_path / "x"),
+        ksieve_lab.record(tmp_path / "x"),
         pytest.raises(BackendError, match="outside the recording"),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):

@@ -20,8 +20,8 @@ from gpu.served import Served, same_bytes
 from gpu.variants import ALL, VARIANTS, small_storage
 from harness import to_cuda
 from ksieve.core.errors import ArgumentError
-from ksieve_lab import oracle
 from ksieve.planning.families import QUEUED
+from ksieve_lab import oracle
 
 pytestmark = pytest.mark.gpu
 

@@ -14,8 +14,8 @@ from gpu import material, runner
 from gpu.variants import VARIANTS, Variant, possible, small_storage
 from ksieve.core.policy import QUADS_16, SamplingPolicy
 from ksieve.core.stats import Route
-from ksieve_lab.workloads.producers import PRODUCERS
 from ksieve.planning.families import QUEUED
+from ksieve_lab.workloads.producers import PRODUCERS
 
 pytestmark = pytest.mark.gpu
 

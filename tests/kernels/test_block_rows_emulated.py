@@ -9,8 +9,8 @@ import pytest
 from cuda_fakes import take_tensors
 from emulator import build, driver
 from ksieve import dispatch
-from ksieve_lab.bench import block_rows
 from ksieve.planning.devices import DEVICES
+from ksieve_lab.bench import block_rows
 
 pytest.importorskip("torch")
 

@@ -8,8 +8,8 @@ import json
 import re
 
 import pytest
-
 from conftest import ROOT
+
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.spec import KernelSpec
 from ksieve.core.errors import BackendError

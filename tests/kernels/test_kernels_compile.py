@@ -14,8 +14,8 @@ import json
 import sys
 
 import pytest
-
 from conftest import ROOT
+
 from ksieve.backends.cuda import keep, ranks
 from ksieve.backends.cuda.jit import build, cache, spec
 from ksieve.backends.cuda.jit import compile as compiler

@@ -12,8 +12,8 @@ import sys
 from collections import Counter
 
 import pytest
-
 from conftest import ROOT
+
 from emulator import build
 
 pytest.importorskip("torch")

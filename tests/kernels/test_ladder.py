@@ -11,9 +11,9 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 import ksieve
-from conftest import ROOT
 from cuda_fakes import FakeDriver, read_config
 from emulator import build
 from ksieve.backends.cuda.jit.compile import Sources, compile_kernel

@@ -8,8 +8,8 @@ import sys
 import tomllib
 
 import pytest
-
 from conftest import ROOT
+
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.runtime.driver import install
 

@@ -1,1 +1,6 @@
-"""The laboratory: benches, studies, workloads, traces and reports. The library never imports it."""
+"""The laboratory of ksieve: benches, studies, replays of serving traces, and captures of scores."""
+
+from ksieve_lab.captures.recorder import record
+from ksieve_lab.simulator import Simulated, simulate
+
+__all__ = ["Simulated", "record", "simulate"]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ksieve import verify
-from ksieve_lab.captures.format import open_capture
-from ksieve_lab.captures.writer import CaptureWriter, write_factors
 from ksieve.core.errors import FileFormatError, KsieveError
 from ksieve.files import stream
+from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.writer import CaptureWriter, write_factors
 
 BIG = 1 << 62
 

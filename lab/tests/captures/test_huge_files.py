@@ -7,9 +7,9 @@ import zipfile
 import numpy as np
 import pytest
 
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve_lab.captures import CaptureWriter, import_scores, open_capture
 from ksieve_lab.captures.importers import load_array
-from ksieve.core.errors import ArgumentError, FileFormatError
 
 MOST = 64 << 20
 """Bytes that anything here may allocate."""
@@ -76,8 +76,8 @@ def sparse(path, rows):
 
 
 def test_lengths_that_nobody_gave_take_no_memory(tmp_path):
-    from ksieve_lab.cli.captures import facts_of
     from ksieve.files.columns import JoinedColumns
+    from ksieve_lab.cli.captures import facts_of
     from ksieve_lab.study.rows import eligible_rows
 
     rows = 1_000_000_000

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.importers import import_scores
-from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
 from ksieve_lab.cli.app import main
 
 STACK = np.random.default_rng(3).standard_normal((2, 3, 5, 8)).astype(np.float32)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ksieve_lab.captures.importers import import_scores
 from ksieve.core.errors import ArgumentError
+from ksieve_lab.captures.importers import import_scores
 from ksieve_lab.workloads.producers import write_synthetic
 
 

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 import ksieve
+import ksieve_lab
 from ksieve import KsieveError
-from ksieve_lab.captures import CaptureWriter, import_scores, open_capture, write_factors
-from ksieve_lab.captures.importers import load_array
 from ksieve.core import atomic
 from ksieve.core.policy import LINES_64, SamplingPolicy
-from ksieve_lab.traces import replay
-from ksieve_lab.workloads.producers import write_synthetic
 from ksieve.planning import tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune import record
+from ksieve_lab.captures import CaptureWriter, import_scores, open_capture, write_factors
+from ksieve_lab.captures.importers import load_array
+from ksieve_lab.traces import replay
+from ksieve_lab.workloads.producers import write_synthetic
 
 
 def save_capture(path):
@@ -33,7 +34,7 @@ def save_factors(path):
 
 
 def record_calls(path):
-    with ksieve.record(path):
+    with ksieve_lab.record(path):
         ksieve.topk(np.zeros((2, 8), np.float32), k=2, backend="reference")
 
 

@@ -1,4 +1,4 @@
-"""`ksieve.record`: what live calls saw is what the capture holds, and the calls do not notice."""
+"""`ksieve_lab.record`: what live calls saw is what the capture holds, and the calls do not notice."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import ksieve
+import ksieve_lab
 from disk import file_sizes
 from ksieve import api, dispatch
-from ksieve_lab.captures.format import open_capture
 from ksieve.core import call as calls
 from ksieve.core.errors import ArgumentError, BackendError
+from ksieve_lab.captures.format import open_capture
 
 
 def rows(count, width, seed=0):
@@ -24,7 +25,7 @@ def test_a_recording_holds_the_scores_lengths_and_k_of_its_calls(tmp_path):
     first, second = rows(5, 300), rows(3, 700, 1)
     lengths = np.array([300, -4, 20, 999, 0], np.int32)
     plain = ksieve.topk(first, lengths, k=8)
-    with ksieve.record(path, metadata={"model": "mine"}) as recorder:
+    with ksieve_lab.record(path, metadata={"model": "mine"}) as recorder:
         assert np.array_equal(np.sort(ksieve.topk(first, lengths, k=8)), np.sort(plain))
         ksieve.topk(second, k=8)
         assert not path.exists()
@@ -46,19 +47,19 @@ def test_a_recording_holds_the_scores_lengths_and_k_of_its_calls(tmp_path):
 def test_what_is_kept_is_chosen_and_bounded(tmp_path):
     path = tmp_path / "scores.safetensors"
     blocks = [rows(10, 64, seed) for seed in range(7)]
-    with ksieve.record(path, every=2, calls=3, rows_per_call=4) as recorder:
+    with ksieve_lab.record(path, every=2, calls=3, rows_per_call=4) as recorder:
         for block in blocks:
             ksieve.topk(block, k=3)
     assert (recorder.seen, recorder.kept, recorder.rows, recorder.full) == (7, 3, 12, True)
     with open_capture(path) as capture:
         want = np.concatenate([blocks[i][[0, 2, 5, 7]] for i in (0, 2, 4)])
         assert np.array_equal(capture.rows_block(0, 12), want)
-    with ksieve.record(path, max_bytes=64 * 4 * 13) as recorder:
+    with ksieve_lab.record(path, max_bytes=64 * 4 * 13) as recorder:
         for block in blocks[:2]:
             ksieve.topk(block, k=3)
     assert (recorder.rows, recorder.kept, recorder.full) == (13, 2, True)
     # A wider call widens every row: there is no room for it, and what is there stays.
-    with ksieve.record(path, max_bytes=64 * 4 * 13) as recorder:
+    with ksieve_lab.record(path, max_bytes=64 * 4 * 13) as recorder:
         ksieve.topk(blocks[0], k=3)
         ksieve.topk(rows(4, 128), k=3)
     assert (recorder.rows, recorder.kept, recorder.full) == (10, 1, True)
@@ -67,7 +68,7 @@ def test_what_is_kept_is_chosen_and_bounded(tmp_path):
 def test_live_rows_alone_are_recorded(tmp_path):
     path = tmp_path / "scores.safetensors"
     scores = rows(6, 50)
-    with ksieve.record(path):
+    with ksieve_lab.record(path):
         ksieve.topk(scores, k=3, num_rows=np.array([2], np.int32))
     with open_capture(path) as capture:
         assert np.array_equal(capture.rows_block(0, capture.rows), scores[:2])
@@ -87,7 +88,7 @@ def test_live_rows_alone_are_recorded(tmp_path):
 def test_of_a_window_what_lies_inside_it_is_recorded(tmp_path, keywords, want):
     arrays = {n: np.array(v, np.int32) if isinstance(v, list) else v for n, v in keywords.items()}
     scores = rows(4, 50)
-    with ksieve.record(tmp_path / "x") as recorder:
+    with ksieve_lab.record(tmp_path / "x") as recorder:
         recorder(calls.parse(scores, arrays.pop("lengths", None), 3, keywords=arrays))
     with open_capture(tmp_path / "x") as capture:
         found = capture.rows_block(0, 4)
@@ -100,7 +101,7 @@ def test_every_library_and_dtype(tmp_path):
     torch = pytest.importorskip("torch")
     path = tmp_path / "scores.safetensors"
     scores = torch.randn(4, 100).to(torch.bfloat16)
-    with ksieve.record(path, rows_per_call=3):
+    with ksieve_lab.record(path, rows_per_call=3):
         ksieve.topk(scores, torch.full((4,), 90, dtype=torch.int32), k=5)
     with open_capture(path) as capture:
         assert (capture.dtype, capture.k) == ("bfloat16", 5)
@@ -108,7 +109,7 @@ def test_every_library_and_dtype(tmp_path):
         assert np.array_equal(capture.rows_block(0, 3)[:, :90], want)
     # Two dtypes and two k share a file: scores widen exactly, and no single k is suggested.
     half = rows(2, 40).astype(np.float16)
-    with ksieve.record(path):
+    with ksieve_lab.record(path):
         ksieve.topk(scores, k=5)
         ksieve.topk(half, k=6)
     with open_capture(path) as capture:
@@ -123,7 +124,7 @@ def test_compiled_calls_are_recorded_when_they_run(tmp_path):
     path = tmp_path / "scores.safetensors"
     compiled = torch.compile(lambda s: ksieve.topk(s, k=4) + 0, backend="eager", fullgraph=True)
     scores = torch.randn(3, 60)
-    with ksieve.record(path) as recorder:
+    with ksieve_lab.record(path) as recorder:
         compiled(scores)
         compiled(scores)
     assert recorder.kept == 2
@@ -133,11 +134,11 @@ def test_compiled_calls_are_recorded_when_they_run(tmp_path):
 
 def test_a_recording_survives_a_failing_block_and_leaves_no_draft(tmp_path):
     path = tmp_path / "scores.safetensors"
-    with pytest.raises(ZeroDivisionError), ksieve.record(path):
+    with pytest.raises(ZeroDivisionError), ksieve_lab.record(path):
         ksieve.topk(rows(2, 30), k=3)
         _ = 1 // 0
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(ArgumentError, match=r"^k: got -1"), ksieve.record(tmp_path / "none.safetensors"):
+    with pytest.raises(ArgumentError, match=r"^k: got -1"), ksieve_lab.record(tmp_path / "none.safetensors"):
         ksieve.topk(rows(2, 30), k=-1)  # refused calls are not seen
     assert list(tmp_path.iterdir()) == [path]
 
@@ -145,7 +146,7 @@ def test_a_recording_survives_a_failing_block_and_leaves_no_draft(tmp_path):
 def test_calls_of_any_rank_are_recorded_as_rows(tmp_path):
     scores = rows(6, 30)
     lengths = np.array([30, 0, 7, 31, -1, 2], np.int64)
-    with ksieve.record(tmp_path / "a.safetensors") as recorder:
+    with ksieve_lab.record(tmp_path / "a.safetensors") as recorder:
         ksieve.topk(scores.reshape(2, 3, 30), lengths.reshape(2, 3), 3, num_rows=5)
         ksieve.topk(scores[0], k=3)
         ksieve.topk(np.broadcast_to(scores[1], (2, 30)), k=3)
@@ -159,14 +160,14 @@ def test_calls_of_any_rank_are_recorded_as_rows(tmp_path):
 
 
 def test_an_empty_recording_says_so(tmp_path):
-    with pytest.warns(RuntimeWarning, match="0 calls of ksieve.topk were seen"), ksieve.record(tmp_path / "x"):
+    with pytest.warns(RuntimeWarning, match="0 calls of ksieve.topk were seen"), ksieve_lab.record(tmp_path / "x"):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_recordings_nest(tmp_path):
-    with ksieve.record(tmp_path / "outer") as outer:
-        with ksieve.record(tmp_path / "inner") as inner:
+    with ksieve_lab.record(tmp_path / "outer") as outer:
+        with ksieve_lab.record(tmp_path / "inner") as inner:
             ksieve.topk(rows(2, 30), k=3)
         ksieve.topk(rows(2, 30), k=3)
     assert (outer.kept, inner.kept) == (2, 1)
@@ -184,9 +185,9 @@ def test_recordings_nest(tmp_path):
 )
 def test_arguments_are_named(tmp_path, options, words):
     with pytest.raises(ArgumentError, match=words):
-        ksieve.record(tmp_path / "x", **options)
+        ksieve_lab.record(tmp_path / "x", **options)
     with pytest.raises(ArgumentError, match=r"^path: got .*; takes a path in a folder that exists$"):
-        ksieve.record(tmp_path / "none" / "x")
+        ksieve_lab.record(tmp_path / "none" / "x")
 
 
 def test_a_capturing_stream_is_refused(tmp_path, monkeypatch):
@@ -197,7 +198,7 @@ def test_a_capturing_stream_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with (
         pytest.warns(RuntimeWarning, match="nothing was recorded"),
-        ksieve.record(tmp_path / "x") as recorder,
+        ksieve_lab.record(tmp_path / "x") as recorder,
         pytest.raises(BackendError, match="outside the recording"),
     ):
         recorder(calls.parse(FakeArray(rows(2, 30)), None, 3))
@@ -210,7 +211,7 @@ def test_the_fast_way_of_repeated_calls_is_not_taken_while_recording(tmp_path, m
     key = dispatch.call_key(scores, None, None, plan, None, None, None, None, {})
     monkeypatch.setitem(dispatch._fast_paths, key, (lambda given: "short",))
     assert api.topk(scores, plan=plan) == "short"
-    with ksieve.record(tmp_path / "x") as recorder:
+    with ksieve_lab.record(tmp_path / "x") as recorder:
         assert ksieve.topk(scores, plan=plan).shape == (2, 3)
     assert recorder.kept == 1
     assert api.topk(scores, plan=plan) == "short"
@@ -221,7 +222,7 @@ def test_inside_a_compiled_function_a_recording_breaks_the_graph_or_is_refused(t
     path = tmp_path / "scores.safetensors"
 
     def select(scores):
-        with ksieve.record(path):
+        with ksieve_lab.record(path):
             return ksieve.topk(scores, k=4) + 0
 
     scores = torch.randn(3, 60)
@@ -249,14 +250,14 @@ def test_inside_a_compiled_function_a_recording_breaks_the_graph_or_is_refused(t
 )
 def test_metadata_that_cannot_be_written_are_refused_at_the_start(tmp_path, metadata):
     with pytest.raises(ArgumentError, match=r"^metadata: got "):
-        ksieve.record(tmp_path / "x", metadata=metadata)
+        ksieve_lab.record(tmp_path / "x", metadata=metadata)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     for path in (tmp_path, tmp_path / ("x" * 300)):
         with pytest.raises((ArgumentError, OSError)):
-            ksieve.record(path)
+            ksieve_lab.record(path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -268,7 +269,7 @@ def test_a_full_disk_does_not_disturb_the_calls(tmp_path, library):
     if library == "torch":
         given = [pytest.importorskip("torch").from_numpy(block) for block in blocks]
     ksieve.topk(given[0], k=3)  # compiled, and cached while there is room
-    with pytest.warns(RuntimeWarning) as warned, ksieve.record(path) as recorder, file_sizes() as limit:
+    with pytest.warns(RuntimeWarning) as warned, ksieve_lab.record(path) as recorder, file_sizes() as limit:
         limit(40_000)  # two calls and a half
         found = [np.sort(np.asarray(ksieve.topk(block, k=3))) for block in given]
     assert len(warned) == 1, [str(w.message) for w in warned]
@@ -288,7 +289,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_file(tmp_path):
     path = tmp_path / "x"
     path.write_text("what was there")
     lost = pytest.warns(RuntimeWarning, match="the recording is lost: .*x")
-    with file_sizes() as limit, lost, ksieve.record(path):
+    with file_sizes() as limit, lost, ksieve_lab.record(path):
         ksieve.topk(rows(4, 1000), k=3)
         limit(10_000)
     assert path.read_text() == "what was there" and list(tmp_path.iterdir()) == [path]
@@ -305,7 +306,7 @@ def test_an_error_of_the_recorder_in_a_thread_does_not_reach_the_call(tmp_path, 
         raise MemoryError
 
     monkeypatch.setattr(module, "_rows", fails)
-    with pytest.warns(RuntimeWarning, match="MemoryError") as warned, ksieve.record(tmp_path / "x") as recorder:
+    with pytest.warns(RuntimeWarning, match="MemoryError") as warned, ksieve_lab.record(tmp_path / "x") as recorder:
         threads = [threading.Thread(target=lambda: found.append(ksieve.topk(scores, k=3))) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -318,7 +319,7 @@ def test_an_error_of_the_recorder_in_a_thread_does_not_reach_the_call(tmp_path, 
 def test_an_interrupt_leaves_whole_calls(tmp_path, monkeypatch):
     path = tmp_path / "x"
     first, second, third = (rows(4, 1000, seed) for seed in range(3))
-    with ksieve.record(path) as recorder:
+    with ksieve_lab.record(path) as recorder:
         ksieve.topk(first, k=3)
         write, written = recorder._write, []
 
@@ -338,7 +339,7 @@ def test_an_interrupt_leaves_whole_calls(tmp_path, monkeypatch):
 def test_a_call_that_outlasts_the_recording_is_not_disturbed(tmp_path):
     scores = rows(2, 30)
     call = calls.parse(scores, None, 3)
-    with ksieve.record(tmp_path / "x") as recorder:
+    with ksieve_lab.record(tmp_path / "x") as recorder:
         recorder(call)
     recorder(call)
     assert recorder.kept == 1
@@ -349,8 +350,8 @@ def test_two_recordings_of_one_path_are_refused(tmp_path):
     (tmp_path / "link").symlink_to("x")
     scores = rows(2, 30)
     for other in (path, tmp_path / "link", tmp_path / "." / ".." / tmp_path.name / "x"):
-        with ksieve.record(path) as outer:
-            with pytest.raises(ArgumentError, match="which a recording is being made to"), ksieve.record(other):
+        with ksieve_lab.record(path) as outer:
+            with pytest.raises(ArgumentError, match="which a recording is being made to"), ksieve_lab.record(other):
                 pass
             ksieve.topk(scores, k=3)
         assert outer.kept == 1

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.writer import CaptureWriter, write_factors
-from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve_lab.workloads import write_synthetic
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}

@@ -7,13 +7,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
 from conftest import ROOT
-from ksieve_lab.captures.format import open_capture
+
 from ksieve.core.policy import POLICIES
 from ksieve.core.stats import Route
-from ksieve_lab.workloads import LENGTHS, PRODUCERS
 from ksieve.model import reference
+from ksieve_lab.captures.format import open_capture
+from ksieve_lab.workloads import LENGTHS, PRODUCERS
 
 DOC = "".join(
     (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("guide/captures.md", "reference/capture-format.md")

@@ -7,12 +7,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import safetensors.numpy
-
 from conftest import ROOT
+
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve_lab.captures import factors
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.writer import write_factors
-from ksieve.core.errors import ArgumentError, FileFormatError
 
 SHARED = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"
 EXAMPLE = ROOT / "examples" / "indexer_capture.safetensors"

@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.importers import import_scores, load_array
 from ksieve_lab.captures.numbers import narrow
 from ksieve_lab.captures.writer import write_factors
-from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
 
 SCORES = np.random.default_rng(0).standard_normal((7, 30)).astype(np.float32)
 LENGTHS = np.array([0, 30, -2, 5, 31, 6, 7])

@@ -1,4 +1,4 @@
-"""The command line with the library's commands; `ksieve_lab.cli.app` adds those of the laboratory."""
+"""The command line: the library's commands, and those that other distributions add (`ksieve.cli.further`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import typer
 from rich.markup import escape
 
 from ksieve._version import __version__
-from ksieve_lab.cli import captures
-from ksieve.cli import doctor, exits, kernels, selection, terminal
+from ksieve.cli import doctor, exits, further, kernels, selection, terminal, tune
 from ksieve.cli.options import as_written, flag, written_names
 from ksieve.core.errors import ArgumentError, FileFormatError
 
@@ -26,6 +25,7 @@ SETTINGS: dict[str, Any] = {
 
 app = typer.Typer(
     name="ksieve",
+    cls=further.Commands,
     help="Exact Top-K selection over long, ragged score rows, at the speed of one read. Scores are read from "
     ".npy and .safetensors files.",
     epilog="Exit codes: 0 done (verify: exact), 1 an answer is not exact, 2 the command could not run, 70 a bug in "
@@ -138,22 +138,6 @@ add(
 )
 add(
     app,
-    "info",
-    captures.info,
-    "ksieve info examples/indexer_capture.safetensors",
-    quiet=False,
-)
-add(
-    app,
-    "import",
-    captures.import_,
-    "ksieve import scores.npy scores.safetensors",
-    "ksieve import scores.pt scores.safetensors --lengths lengths.npy",
-    "ksieve import run.npz scores.safetensors --name logits",
-    "ksieve import stack.safetensors scores.safetensors --name logits --index 3,0 --lengths causal",
-)
-add(
-    app,
     "build",
     kernels.build,
     "ksieve build",
@@ -169,6 +153,15 @@ add(
     "ksieve cache",
     "ksieve cache --clear",
     quiet=False,
+)
+
+add(
+    app,
+    "tune",
+    tune.tune,
+    "ksieve tune --quick",
+    "ksieve tune --quick --shapes 64x131072,8x1048576 --k 512",
+    "ksieve tune",
 )
 
 

@@ -9,7 +9,6 @@ from ksieve.distributed.layouts import Contiguous, Interleaved
 from ksieve.distributed.plans import ShardPlan, plan
 from ksieve.distributed.ranks import topk
 from ksieve.distributed.schedules import LINKS, Digits, Link, Pairs, Samples, Shape, choose
-from ksieve_lab.simulator import Simulated, simulate
 
 __all__ = [
     "LINKS",
@@ -21,11 +20,9 @@ __all__ = [
     "Samples",
     "Shape",
     "ShardPlan",
-    "Simulated",
     "choose",
     "owned",
     "plan",
     "prepare",
-    "simulate",
     "topk",
 ]

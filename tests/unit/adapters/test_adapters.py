@@ -12,8 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import adapter_calls as cases  # noqa: E402
 from conftest import ROOT  # noqa: E402
+
+import adapter_calls as cases  # noqa: E402
 from ksieve.adapters import _rows, flashinfer, sglang, tensorrt_llm, vllm  # noqa: E402
 from ksieve.core.errors import ArgumentError  # noqa: E402
 

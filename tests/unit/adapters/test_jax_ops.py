@@ -26,10 +26,10 @@ from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.frontends.jax import ops as jax_ops  # noqa: E402
 from ksieve.frontends.jax.ffi import Handler  # noqa: E402
-from ksieve_lab.oracle import assert_exact  # noqa: E402
 from ksieve.planning import memory  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 from ksieve.planning.plan_text import encode_plan  # noqa: E402
+from ksieve_lab.oracle import assert_exact  # noqa: E402
 from xla_frames import FakeXla  # noqa: E402
 
 ROWS, WIDTH, K = 6, 700, 9
@@ -381,7 +381,7 @@ def test_on_cuda_scores_cannot_be_recorded(driver, monkeypatch):
     monkeypatch.setattr(dispatch, "observers", (lambda call: call.arrays["scores"][0:1],))
     xla, text = FakeXla(), selection(driver, make_plan(rows=ROWS, width=WIDTH, k=K), "scores")
     assert xla.call(Handler(jax_ops.run_cuda), [SCORES], [np.zeros((ROWS, K), np.int32)], text) == 1
-    assert xla.errors[0][0].startswith("ksieve.record cannot copy scores in a JAX program") and not driver.launches
+    assert xla.errors[0][0].startswith("ksieve_lab.record cannot copy scores in a JAX program") and not driver.launches
 
 
 def test_xla_refuses_a_stream_on_the_cpu():

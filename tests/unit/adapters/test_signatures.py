@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from conftest import ROOT  # noqa: E402
+
 from ksieve.adapters import flashinfer, sglang, tensorrt_llm, vllm  # noqa: E402
 from ksieve.adapters._operators import OPERATORS, SWITCHES  # noqa: E402
 from ksieve.adapters._signatures import names_of, signature_of  # noqa: E402

@@ -16,8 +16,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-
 from conftest import ROOT
+
 from disk import folder_of_all_users
 from ksieve.backends import code_cache
 from ksieve.backends.cuda.jit import bundle, cache

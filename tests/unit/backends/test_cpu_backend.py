@@ -12,18 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from conftest import SEED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ksieve
 from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
-from conftest import SEED
 from ksieve.backends.cpu import runner as cpu
 from ksieve.core.keys import order_key
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route
-from ksieve_lab.oracle import assert_exact
 from ksieve.model import guess
+from ksieve_lab.oracle import assert_exact
 
 CAPACITIES = (1, 3000, 1 << 40)
 """Candidates of the model: as few as allowed (k), a few, all. `make_plan` raises them to k."""

@@ -12,8 +12,8 @@ import pytest
 
 import ksieve
 from ksieve.backends.cpu import runner
-from ksieve_lab.bench import aimed
 from ksieve.model import guess
+from ksieve_lab.bench import aimed
 
 MOST = 6
 """Times a random row's work that contract line C21 allows any row."""

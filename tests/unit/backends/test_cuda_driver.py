@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from conftest import ROOT, cuda_devices
 
 import ksieve
-from conftest import ROOT, cuda_devices
 from ksieve.backends.cuda.jit import bundle
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin

@@ -11,8 +11,8 @@ import ksieve
 from cuda_fakes import FakeArray, fake_backend, make_plan, plan_of
 from ksieve import ArgumentError, BackendError, Options
 from ksieve.backends.cuda import arrays
-from ksieve_lab.oracle import assert_exact, assert_served
 from ksieve.planning.devices import DEVICES
+from ksieve_lab.oracle import assert_exact, assert_served
 
 SCORES = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)
 TABLED = Options(order="value", tie_break="low", values=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import cuda_devices
 
 import cuda_fakes
 import ksieve
-from conftest import cuda_devices
 from cuda_fakes import WORKSPACE, ZEROED, FakeArray, aligned_bytes, fake_backend, make_plan
 from ksieve.backends import cuda
 from ksieve.backends.code_cache import Store

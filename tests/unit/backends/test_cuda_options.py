@@ -15,10 +15,10 @@ from ksieve.backends.cuda import call
 from ksieve.backends.cuda.jit import spec
 from ksieve.backends.cuda.runtime import launch
 from ksieve.core.errors import ArgumentError
-from ksieve_lab.oracle import assert_served
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.memory import with_workspace
+from ksieve_lab.oracle import assert_served
 
 H200 = DEVICES["h200"]
 FAMILIES = ("stream", "stream_unsampled", "stream_split", "resident_block", "resident_cluster")

@@ -18,16 +18,16 @@ import typer
 from safetensors.numpy import load_file, save_file
 
 import ksieve
-from ksieve_lab.captures.format import open_capture
-from ksieve_lab.captures.writer import CaptureWriter
 from ksieve.cli.options import as_written, written_names
 from ksieve.core.errors import ArgumentError, WorkspaceError
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.files import stream
-from ksieve_lab import demo
-from ksieve_lab.cli import app as cli
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune.record import read_json
+from ksieve_lab import demo
+from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.writer import CaptureWriter
+from ksieve_lab.cli import app as cli
 
 WIDTH, K = 50_000, 64
 LENGTHS = np.array([50_000, 40_000, 30, 0, -5, 60_000, 64, 49_999], np.int32)

@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from conftest import ROOT
 from typer.testing import CliRunner
 
-from conftest import ROOT
 from ksieve.backends.cpu import compiled
 from ksieve.cli import ahead
 from ksieve.core.errors import ArgumentError, BackendError

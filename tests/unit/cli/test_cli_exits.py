@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 import ksieve
-from conftest import ROOT
-from ksieve_lab.captures.writer import CaptureWriter
 from ksieve.cli import terminal
+from ksieve_lab.captures.writer import CaptureWriter
 
 ROWS, WIDTH, K = 6, 3000, 16
 HOSTILE = {"title": "é\x1b]0;owned\x07\x1b[31m[red]x[/] [/]\u202e\n", "file": "forged", "a\x1b[2J[b]": ":warning:"}

@@ -12,9 +12,9 @@ import pytest
 import typer
 
 import ksieve
-from ksieve_lab.captures.writer import CaptureWriter
 from ksieve.core.errors import BackendError
 from ksieve_lab import demo
+from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.cli.app import app, main
 
 SEED, LINES = 30, 500

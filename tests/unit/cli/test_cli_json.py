@@ -12,8 +12,8 @@ import pytest
 import typer
 
 import ksieve
-from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab import demo
+from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.cli.app import app, main
 from parts import but_for
 

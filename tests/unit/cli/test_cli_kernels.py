@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from conftest import cuda_devices
 from typer.testing import CliRunner
 
-from conftest import cuda_devices
 from ksieve import self_test
 from ksieve.backends.code_cache import Store
 from ksieve.backends.cuda import keep, ranks
@@ -21,9 +21,9 @@ from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.problem import Device, Problem
 from ksieve.core.ranking import RANKINGS
-from ksieve_lab.cli.app import app
 from ksieve.planning.choose import choose
 from ksieve.planning.devices import DEVICES
+from ksieve_lab.cli.app import app
 
 pytest.importorskip("cuda.core")
 ROW_KERNEL = ("build", "--arch", "sm_90a", "--rows", "16", "--width", "3072", "--k", "512")

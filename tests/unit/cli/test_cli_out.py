@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve_lab.captures.writer import CaptureWriter
 from ksieve.cli import files
 from ksieve.core.errors import ArgumentError
+from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.cli.app import main
 from ksieve_lab.traces import replay
 

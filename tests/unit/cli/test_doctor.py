@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import ROOT, cuda_devices
 from typer.testing import CliRunner
 
-from conftest import ROOT, cuda_devices
 from ksieve import api, doctor, self_test
 from ksieve.backends.cuda.jit.bundle import write as write_bundle
 from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources
@@ -23,11 +23,11 @@ from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.cli import doctor as command
 from ksieve.core.errors import BackendError
 from ksieve.doctor import Bundle, Cache, Driver, Gpu, Report
-from ksieve_lab.cli.app import app
 from ksieve.model import reference
 from ksieve.planning import tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.self_test import SelfTest
+from ksieve_lab.cli.app import app
 
 H200 = Gpu("NVIDIA H200", (9, 0), 140 << 30)
 GOOD, ABSENT = (SelfTest("x", ran, ran, 10 * ran, 0.5, None if ran else "it is missing") for ran in (True, False))

@@ -7,7 +7,6 @@ import re
 from functools import cache
 
 import pytest
-
 from conftest import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "environment.md"

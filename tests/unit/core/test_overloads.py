@@ -10,9 +10,9 @@ import typing
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 import ksieve
-from conftest import ROOT
 
 pytest.importorskip("mypy")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conftest import ROOT
 
 
@@ -56,8 +55,8 @@ def test_every_command_and_option_explains_itself(tree: list[tuple[tuple[str, ..
 
 
 def test_the_readme_quotes_result_files(generator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksieve_lab.bench import cpu
     from ksieve.planning.tune import record
+    from ksieve_lab.bench import cpu
 
     monkeypatch.setattr(generator, "ROOT", tmp_path)
     assert generator.benchmark_section(tmp_path) == ""

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 import ksieve
-from conftest import ROOT
 
 GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
 

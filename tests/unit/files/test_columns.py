@@ -10,11 +10,11 @@ import pytest
 
 import ksieve
 from ksieve import ArgumentError
-from ksieve_lab.captures.format import open_capture
-from ksieve_lab.captures.writer import CaptureWriter, write_factors
 from ksieve.cli.app import main
 from ksieve.files import stream
 from ksieve.files.columns import JoinedColumns
+from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.writer import CaptureWriter, write_factors
 
 WIDTHS, ROWS, K = (300, 7, 1000), 40, 24
 

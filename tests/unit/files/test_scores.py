@@ -16,12 +16,12 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import ksieve
-from ksieve_lab.captures.reader import reader
-from ksieve_lab.captures.writer import CaptureWriter, write_factors
 from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
 from ksieve.files import load_array, open_scores, scores, stream
 from ksieve.files.columns import JoinedColumns, share_lengths
 from ksieve.files.save import save_scores, write_header
+from ksieve_lab.captures.reader import reader
+from ksieve_lab.captures.writer import CaptureWriter, write_factors
 
 ROWS, WIDTH, K = 9, 300, 7
 MATRIX = np.random.default_rng(4).standard_normal((ROWS, WIDTH)).astype(np.float32)

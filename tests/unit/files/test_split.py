@@ -15,12 +15,12 @@ torch = pytest.importorskip("torch")
 
 import torch.multiprocessing as mp  # noqa: E402
 
+from ksieve.files import split, stream  # noqa: E402
+from ksieve.planning.tune import record  # noqa: E402
 from ksieve_lab.captures.format import open_capture  # noqa: E402
 from ksieve_lab.captures.writer import CaptureWriter  # noqa: E402
-from ksieve.files import split, stream  # noqa: E402
 from ksieve_lab.study import run  # noqa: E402
 from ksieve_lab.workloads import write_synthetic  # noqa: E402
-from ksieve.planning.tune import record  # noqa: E402
 
 WIDTH, K, BLOCK = 300, 20, 4 * 300 * 7
 """Blocks of 7 rows."""

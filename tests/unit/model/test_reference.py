@@ -14,8 +14,8 @@ from cases import CASES, FAMILIES, POLICIES, TINY, WIDE_CASES, build, clamp, sco
 from ksieve.core import keys
 from ksieve.core.policy import PAPER_64, PAPER_128, PEAK, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
-from ksieve_lab.oracle import assert_exact, ranks
 from ksieve.model import reference
+from ksieve_lab.oracle import assert_exact, ranks
 
 EXACT = SamplingPolicy("exact", 4, rescue_margin=1.75, boundary="exact", min_rank=1)
 UNDERFILL = SamplingPolicy("underfill", 2, margin=0.25, min_rank=1)

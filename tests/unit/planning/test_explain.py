@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 import ksieve
 from ksieve.core.errors import ArgumentError
-from ksieve_lab.cli.app import app
 from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.explain import considered, entry_of
+from ksieve_lab.cli.app import app
 
 SHAPES = [(1, 1_048_576), (8, 65_536), (64, 16_384), (64, 131_072), (512, 32_768), (4096, 131_072), (300, 3000)]
 

@@ -8,9 +8,9 @@ import json
 import logging
 
 import pytest
+from conftest import ROOT
 
 import ksieve
-from conftest import ROOT
 from ksieve.core.arrays import Device
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import Problem

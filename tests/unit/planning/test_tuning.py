@@ -6,8 +6,8 @@ import copy
 import re
 
 import pytest
-
 from conftest import ROOT
+
 from ksieve.planning import shapes, thresholds, tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune import prune as tune_prune

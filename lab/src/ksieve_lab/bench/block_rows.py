@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from ksieve import api
 from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
+from ksieve.planning.plan import Plan
+from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 from ksieve_lab import oracle
 from ksieve_lab.workloads.lengths import LENGTHS
 from ksieve_lab.workloads.producers import PRODUCERS
-from ksieve.planning.plan import Plan
-from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 
 EVERY = ("float32", "float16", "bfloat16")
 MOST = 4096

@@ -13,15 +13,15 @@ from ksieve import api
 from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve_lab import oracle
-from ksieve_lab.bench import block_rows, floor, glue, gpu, scores
-from ksieve_lab.bench.glue import Steps
-from ksieve_lab.bench.gpu import Progress, Tell
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import laws, record, tasks, timing
 from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 from ksieve.planning.tune.timing import Contender, Timing
 from ksieve.planning.tune.variants import compile_plans
+from ksieve_lab import oracle
+from ksieve_lab.bench import block_rows, floor, glue, gpu, scores
+from ksieve_lab.bench.glue import Steps
+from ksieve_lab.bench.gpu import Progress, Tell
 
 OWN, BARE, WRITE = "ksieve", "selection", "write"
 """The call; the same without forced entries, expansion and tail; a plain write of its output."""

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from ksieve import api
 from ksieve.core.errors import ArgumentError
+from ksieve.planning.tune import tasks
+from ksieve.planning.tune.timing import Contender
 from ksieve_lab.bench import peers
 from ksieve_lab.chain import producers, ways
 from ksieve_lab.chain.producers import Factors, Produce
-from ksieve.planning.tune import tasks
-from ksieve.planning.tune.timing import Contender
 
 OURS = "ksieve"
 TILES, CANDIDATES, NOT_STORED = "ksieve, tiles", "ksieve, candidates", "scores not stored"

@@ -20,19 +20,19 @@ from numpy.typing import NDArray
 
 from ksieve import api
 from ksieve.backends import cpu
-from ksieve_lab.captures.format import open_capture
 from ksieve.core.errors import ArgumentError
 from ksieve.core.keys import widen
 from ksieve.core.options import Options
 from ksieve.core.paths import unreadable
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
-from ksieve_lab.bench import aimed, contenders, startup
-from ksieve_lab.bench.contenders import ARGPARTITION, FLOOR, TORCH
-from ksieve_lab.workloads.adversarial import ADVERSARIAL
-from ksieve_lab.workloads.producers import find_producer
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import record
+from ksieve_lab.bench import aimed, contenders, startup
+from ksieve_lab.bench.contenders import ARGPARTITION, FLOOR, TORCH
+from ksieve_lab.captures.format import open_capture
+from ksieve_lab.workloads.adversarial import ADVERSARIAL
+from ksieve_lab.workloads.producers import find_producer
 
 F32 = NDArray[np.float32]
 Progress = Callable[[int, int], None]

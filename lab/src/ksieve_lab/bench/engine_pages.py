@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ksieve.adapters._operators import OPERATORS
+from ksieve.planning.tune import record
 from ksieve_lab.bench import pages
 from ksieve_lab.bench.engines import AFTER, BEFORE
 from ksieve_lab.bench.first_calls import BUILT, BUNDLE, EMPTY
-from ksieve.planning.tune import record
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang", "flashinfer": "FlashInfer"}
 """Names of the pages in the guide, and of the engines."""

@@ -79,8 +79,8 @@ class Factors:
     def __init__(self, path: str | Path) -> None:
         from safetensors.torch import load_file
 
-        from ksieve_lab.captures.format import open_capture
         from ksieve.core.errors import FileFormatError
+        from ksieve_lab.captures.format import open_capture
 
         with open_capture(path) as capture:
             if capture.kind != "factors":

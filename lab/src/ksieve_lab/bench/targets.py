@@ -164,8 +164,8 @@ class Gpu:
 
     def scores(self, rows: int, width: int, lengths: NDArray[np.int32], source: str, seed: int) -> tuple[Any, Any]:
         """Make scores on the device; endpoint structure is relative to each row's length."""
-        from ksieve_lab.bench.scores import source_of
         from ksieve.planning.tune import tasks
+        from ksieve_lab.bench.scores import source_of
 
         fill = source_of(source)
         made = tasks.allocate(rows, width, "float32", most=1)
@@ -179,10 +179,10 @@ class Gpu:
         self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None
     ) -> dict[str, Any]:
         """Time plans, peers and plain reads as ``ksieve bench gpu`` does; small inputs in copies, beyond L2."""
-        from ksieve_lab.bench import gpu
-        from ksieve_lab.bench.peers import available
         from ksieve.planning.tune.tasks import Task
         from ksieve.planning.tune.variants import Variant
+        from ksieve_lab.bench import gpu
+        from ksieve_lab.bench.peers import available
 
         loaded, _ = available(peers)
         variants = [Variant(name, family, policy) for name, (family, policy) in choices.items()]

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ksieve.core.device import DeviceInfo
-from ksieve_lab.bench import gpu, peers, scores
-from ksieve_lab.bench.gpu import Ask, Progress, Tell
-from ksieve_lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
 from ksieve.planning.tune import laws, record, tasks
 from ksieve.planning.tune.tasks import Task
 from ksieve.planning.tune.variants import PLANNED, Variant
+from ksieve_lab.bench import gpu, peers, scores
+from ksieve_lab.bench.gpu import Ask, Progress, Tell
+from ksieve_lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
 
 
 def run(

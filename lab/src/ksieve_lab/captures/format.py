@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve_lab.captures import factors
-from ksieve_lab.captures.tensorfile import DTYPE_OF_NAME, FLOATS, FREE_ROWS, NUMPY_OF, TensorFile, TensorInfo
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.keys import widen
 from ksieve.core.text import bytes_text
+from ksieve_lab.captures import factors
+from ksieve_lab.captures.tensorfile import DTYPE_OF_NAME, FLOATS, FREE_ROWS, NUMPY_OF, TensorFile, TensorInfo
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["scores", "factors"]

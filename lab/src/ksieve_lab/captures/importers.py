@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from ksieve.core import problem
+from ksieve.core.errors import ArgumentError, FileFormatError
+from ksieve.core.paths import as_path, same_file
 from ksieve_lab.captures.format import BLOCK_BYTES, Array, Progress, rows_per_block
 from ksieve_lab.captures.numbers import narrow
 from ksieve_lab.captures.sources import TAKES, Source, open_source
 from ksieve_lab.captures.tensorfile import FREE_ROWS, MAX_SIZE
 from ksieve_lab.captures.writer import CaptureWriter
-from ksieve.core import problem
-from ksieve.core.errors import ArgumentError, FileFormatError
-from ksieve.core.paths import as_path, same_file
 
 CAUSAL = "causal"
 """Value of `lengths` that means the lengths of a causal window."""

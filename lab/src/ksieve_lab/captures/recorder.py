@@ -1,4 +1,4 @@
-"""`ksieve.record`: the scores of live `ksieve.topk` calls, written as a capture that every other tool reads.
+"""`ksieve_lab.record`: the scores of live `ksieve.topk` calls, written as a capture that every other tool reads.
 
 The valid scores of each row are appended to an unnamed file in the target's folder; at the end of the recording they
 become one capture, as wide as its widest row. Memory is bounded by one block of rows, disk by twice `max_bytes`.
@@ -123,7 +123,7 @@ class Recorder:
 
     def __enter__(self) -> Self:
         if self._draft is not None:
-            raise ArgumentError("recorder", "one that has been used", "a new ksieve.record(...)")
+            raise ArgumentError("recorder", "one that has been used", "a new ksieve_lab.record(...)")
         # Unnamed, so that no file can be left over; unbuffered, so that a full disk raises within the call.
         draft = tempfile.TemporaryFile(dir=self.path.absolute().parent, buffering=0)
         with _observers_lock:
@@ -322,11 +322,11 @@ def record(
 
     Examples
     --------
-    >>> with ksieve.record("scores.safetensors", rows_per_call=64, metadata={"model": "mine"}):
+    >>> with ksieve_lab.record("scores.safetensors", rows_per_call=64, metadata={"model": "mine"}):
     ...     model.generate(prompt)
     """
     if _traced():
-        raise BackendError("ksieve.record cannot be entered under torch.compile: enter it around the compiled call")
+        raise BackendError("ksieve_lab.record cannot be entered under torch.compile: enter it around the compiled call")
     _shield()
     return Recorder(path, every, calls, rows_per_call, max_bytes, metadata)
 
@@ -367,7 +367,7 @@ def _refuse_capture(asked: Problem) -> None:
         return
     if torch.cuda.is_current_stream_capturing():
         raise BackendError(
-            "ksieve.record copies scores to the host, which is not possible while a stream is being captured: capture "
+            "a recording copies scores to the host, which is not possible while a stream is being captured: capture "
             "the graph outside the recording (its replays are not recorded either), or record without graphs"
         )
 
@@ -390,7 +390,7 @@ def _host(array: Any) -> np.ndarray[Any, Any]:
             import torch
         except ImportError:
             raise BackendError(
-                "ksieve.record copies CUDA arrays of this library with PyTorch: pip install 'ksieve[torch]'"
+                "ksieve_lab.record copies CUDA arrays of this library with PyTorch: pip install 'ksieve[torch]'"
             ) from None
         library, array = "torch", torch.from_dlpack(array)
     if library == "torch":

@@ -18,12 +18,12 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.lib import format as npy
 
-from ksieve_lab.captures.factors import FACTORS
-from ksieve_lab.captures.tensorfile import NUMPY_OF, OTHERS, SIZES, TensorFile, TensorInfo, too_large
-from ksieve_lab.captures.torchfile import check_storages
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, BackendError, FileFormatError, KsieveError
 from ksieve.core.paths import unreadable
+from ksieve_lab.captures.factors import FACTORS
+from ksieve_lab.captures.tensorfile import NUMPY_OF, OTHERS, SIZES, TensorFile, TensorInfo, too_large
+from ksieve_lab.captures.torchfile import check_storages
 
 Array = np.ndarray[Any, Any]
 

@@ -11,6 +11,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.core import problem
+from ksieve.core.atomic import Draft, replacing
+from ksieve.core.errors import ArgumentError, FileFormatError, shown
 from ksieve_lab.captures.format import (
     BLOCK_BYTES,
     FORMAT_VERSION,
@@ -30,9 +33,6 @@ from ksieve_lab.captures.tensorfile import (
     TensorInfo,
     write_header,
 )
-from ksieve.core import problem
-from ksieve.core.atomic import Draft, replacing
-from ksieve.core.errors import ArgumentError, FileFormatError, shown
 
 
 class CaptureWriter:

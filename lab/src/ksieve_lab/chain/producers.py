@@ -4,8 +4,8 @@ All of them compute, for query t and key s that it sees,
 
     score[t, s] = key_scale[s] * sum over heads h of weight[t, h] * max(0, q[t, h, :] . k[s, :])
 
-with q and k in fp8 (e4m3). `ksieve_lab.captures.factors` states the same formula in float64; tensor cores add in an order
-and a width of their own, so scores agree with it closely, not bit for bit. A selection is exact for the scores
+with q and k in fp8 (e4m3). `ksieve_lab.captures.factors` states the same formula in float64; tensor cores add in an
+order and a width of their own, so scores agree with it closely, not bit for bit. A selection is exact for the scores
 that were produced.
 """
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ksieve_lab.chain.producers import Factors, Produce, rows_of
 from ksieve.tiles import Candidates, Running
+from ksieve_lab.chain.producers import Factors, Produce, rows_of
 
 ROWS = 2112
 """Most rows of a block: four thread blocks for each of an H100's 132 multiprocessors, four times."""

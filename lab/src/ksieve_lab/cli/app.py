@@ -1,17 +1,18 @@
-"""The whole `ksieve` command line: the library's commands and the laboratory's, in the order of ``--help``."""
+"""The laboratory's commands; importing this adds them to `ksieve.cli.app.app`."""
 
 from __future__ import annotations
 
 import typer
 
-from ksieve_lab.captures.reader import reader
-from ksieve.cli import tune
+from ksieve.cli import further
 from ksieve.cli.app import SETTINGS, add, app, main
 from ksieve.files.scores import READERS
+from ksieve_lab.captures.reader import reader
 from ksieve_lab.cli import (
     ablation,
     bench,
     blocks,
+    captures,
     chain,
     engines,
     general,
@@ -23,35 +24,33 @@ from ksieve_lab.cli import (
     study,
     synth,
 )
+from ksieve_lab.cli.commands import COMMANDS
 
-__all__ = ["app", "main"]
+__all__ = ["app", "lab", "main"]
 
-_ORDER = (
-    "demo", "doctor", "select", "verify", "plan", "synth", "info", "import", "study", "calibrate", "build", "cache",
-    "tune", "replay",
-)  # fmt: skip
+further.register(COMMANDS)  # a source tree that is not installed has no entry points
+if reader not in READERS:
+    READERS.append(reader)
 
-# From a source tree no entry points are known.
-READERS.append(reader)
-
+lab = typer.Typer(**SETTINGS)
 bench_app = typer.Typer(help="Time a backend and other libraries on the same rows.", **SETTINGS)
 
 add(
-    app,
+    lab,
     "demo",
     measure.demo,
     "ksieve demo",
     "ksieve demo --k 512 my_scores.safetensors",
 )
 add(
-    app,
+    lab,
     "synth",
     synth.synth,
     "ksieve synth endpoint_structured scores.safetensors --rows 64 --width 131072",
     "ksieve synth relu_plateau plateau.safetensors --rows 99 --width 65536 --lengths ragged",
 )
 add(
-    app,
+    lab,
     "study",
     study.study,
     "ksieve study scores.safetensors",
@@ -59,7 +58,7 @@ add(
     json=False,
 )
 add(
-    app,
+    lab,
     "calibrate",
     study.calibrate,
     "ksieve calibrate scores.safetensors --out policy.json",
@@ -67,7 +66,7 @@ add(
     json=False,
 )
 add(
-    app,
+    lab,
     "replay",
     replay.replay,
     "ksieve replay --example",
@@ -77,17 +76,22 @@ add(
 )
 
 add(
-    app,
-    "tune",
-    tune.tune,
-    "ksieve tune --quick",
-    "ksieve tune --quick --shapes 64x131072,8x1048576 --k 512",
-    "ksieve tune",
+    lab,
+    "info",
+    captures.info,
+    "ksieve info examples/indexer_capture.safetensors",
+    quiet=False,
 )
-
-app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))
-
-app.add_typer(bench_app, name="bench")
+add(
+    lab,
+    "import",
+    captures.import_,
+    "ksieve import scores.npy scores.safetensors",
+    "ksieve import scores.pt scores.safetensors --lengths lengths.npy",
+    "ksieve import run.npz scores.safetensors --name logits",
+    "ksieve import stack.safetensors scores.safetensors --name logits --index 3,0 --lengths causal",
+)
+lab.add_typer(bench_app, name="bench")
 add(
     bench_app,
     "cpu",

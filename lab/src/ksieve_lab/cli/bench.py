@@ -163,8 +163,8 @@ def bench_plot(
 
     A figure has the name of its result file.
     """
-    from ksieve_lab.report import benches
     from ksieve.planning.tune import record
+    from ksieve_lab.report import benches
 
     payloads = [record.read_json(path) for path in results]
     gpu.ready(folder)

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ksieve_lab.captures import format as capture_format
-from ksieve_lab.captures.format import Capture
-from ksieve_lab.captures.importers import CAUSAL, import_scores
-from ksieve_lab.captures.sources import FOREIGN_SUFFIXES, SUFFIXES
 from ksieve.cli import files, terminal
 from ksieve.cli.options import OUT_RULE, Dtype, choice, count, flag
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import unreadable
+from ksieve_lab.captures import format as capture_format
+from ksieve_lab.captures.format import Capture
+from ksieve_lab.captures.importers import CAUSAL, import_scores
+from ksieve_lab.captures.sources import FOREIGN_SUFFIXES, SUFFIXES
 
 CapturePath = Annotated[Path, typer.Argument(metavar="CAPTURE", help="Score capture (.safetensors).")]
 Target = Annotated[str, typer.Argument(metavar="OUT", help=f"Capture to write (.safetensors). {OUT_RULE}")]

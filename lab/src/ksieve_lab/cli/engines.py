@@ -59,10 +59,10 @@ def bench_engines(
     A call that loses the GPU context ends the measurement, and the exit code is not 0: see --last.
     Then the first call of fresh processes: with an empty cache, after ksieve build, and with a bundle.
     """
-    from ksieve_lab.bench import engine_cases, engine_switch, first_calls
-    from ksieve_lab.bench import engines as bench
     from ksieve.planning.tune import record
     from ksieve.planning.tune.tasks import require_device
+    from ksieve_lab.bench import engine_cases, engine_switch, first_calls
+    from ksieve_lab.bench import engines as bench
 
     asked = checks.listed(dtypes)
     if not asked or set(asked) - set(SCORE_DTYPES):

@@ -11,11 +11,11 @@ import typer
 
 from ksieve import __version__
 from ksieve.cli import files, terminal
-from ksieve_lab.cli.captures import open_capture
 from ksieve.cli.exits import Exit
 from ksieve.cli.options import StoredK, count, flag, output
 from ksieve.cli.selection import print_stats, routes, suggested_k
 from ksieve.cli.sizes import parse_shape
+from ksieve_lab.cli.captures import open_capture
 from ksieve_lab.cli.options import Rounds
 
 BUNDLED_CAPTURE = Path("examples/indexer_capture.safetensors")
@@ -137,9 +137,9 @@ def bench_cpu(
 
     All contenders run in one process in rotated rounds, and every answer is verified. The defaults take minutes.
     """
+    from ksieve.planning.tune import record
     from ksieve_lab.bench import cpu
     from ksieve_lab.bench.shape_lists import MANY_SHORT
-    from ksieve.planning.tune import record
 
     target = files.optional_target("--out", out, "cpu.json", (".json",))
     files.keep_apart({"--out": target}, {f"--source {source}": source for source in sources or ()})

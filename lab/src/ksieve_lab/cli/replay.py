@@ -23,7 +23,7 @@ def replay(
         str | None,
         typer.Argument(
             metavar="TRACE",
-            help="A trace (JSON), a recording of ksieve.record, or 245K or 430K, the paper's requests.",
+            help="A trace (JSON), a recording of ksieve_lab.record, or 245K or 430K, the paper's requests.",
         ),
     ] = None,
     example: Annotated[bool, flag("--example", "Replay a small trace that takes seconds on a CPU.")] = False,

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ksieve_lab.captures.format import Capture
 from ksieve.cli import files, terminal
-from ksieve_lab.cli.captures import open_capture
 from ksieve.cli.options import choice, count, output
 from ksieve.files import split
+from ksieve.planning.devices import DEVICES
+from ksieve_lab.captures.format import Capture
+from ksieve_lab.cli.captures import open_capture
 from ksieve_lab.study.costs import DEVICE_COSTS
 from ksieve_lab.study.tally import MOST, rank_text
 from ksieve_lab.study.words import percent
-from ksieve.planning.devices import DEVICES
 
 
 class StudyDevice(StrEnum):
@@ -154,8 +154,8 @@ def calibrate(
     costs. The other half is selected with the policy, and its routes are compared with the prediction. Pass the policy
     file as policy="policy.json" to ksieve.plan and ksieve.topk, or to ksieve select --policy.
     """
-    from ksieve_lab.study import calibrate as calibration
     from ksieve.planning.tune import record
+    from ksieve_lab.study import calibrate as calibration
 
     target = files.target("--out", out, "policy.json", (".json",))
     result_target = _result_target(result, "calibration.json")

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from ksieve.cli import files, terminal
-from ksieve_lab.cli.captures import Target, describe
 from ksieve.cli.options import Dtype, choice, count, flag, words
+from ksieve_lab.cli.captures import Target, describe
 from ksieve_lab.workloads.lengths import LENGTHS
 from ksieve_lab.workloads.producers import PRODUCERS, write_synthetic
 

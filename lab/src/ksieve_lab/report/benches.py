@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ksieve.planning.tune.variants import PLANNED
 from ksieve_lab.bench.scores import lengths_text
 from ksieve_lab.report import figures
-from ksieve.planning.tune.variants import PLANNED
 
 OWN = PLANNED.name
 PLAIN = "plain"

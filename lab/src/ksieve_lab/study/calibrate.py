@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import api
-from ksieve_lab.captures.format import BLOCK_BYTES, Capture
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
 from ksieve.core.text import plain
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.tune import record
+from ksieve_lab.captures.format import BLOCK_BYTES, Capture
 from ksieve_lab.study.costs import DeviceCost, find_cost
 from ksieve_lab.study.measure import KEPT
 from ksieve_lab.study.predict import (
@@ -42,8 +44,6 @@ from ksieve_lab.study.rows import ROWS, eligible_rows, read_blocks
 from ksieve_lab.study.run import check_device, suggested_k
 from ksieve_lab.study.views import statistics_sizes
 from ksieve_lab.traffic import Traffic, check_traffic, expected_traffic
-from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune import record
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve_lab.captures.format import BLOCK_BYTES, Capture
 from ksieve.core.device import DeviceInfo
 from ksieve.core.policy import POLICIES, SamplingPolicy
 from ksieve.core.text import printable
 from ksieve.files import split
+from ksieve_lab.captures.format import BLOCK_BYTES, Capture
 from ksieve_lab.study import theory
 from ksieve_lab.study.ranked import RankedRow, rank_rows
 from ksieve_lab.study.rows import LEAST_LENGTH, eligible_rows, read_blocks

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from ksieve import api
 from ksieve.core.policy import LINES_64, QUADS_16, SamplingPolicy
+from ksieve.planning.devices import DEVICES
 from ksieve_lab.study.costs import DeviceCost
 from ksieve_lab.study.intervals import NEVER, Estimate, estimate_mean, estimate_rate
 from ksieve_lab.study.measure import KEPT
 from ksieve_lab.study.ranked import RankedRow
 from ksieve_lab.study.views import UNUSABLE, realised_ranks
-from ksieve.planning.devices import DEVICES
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve_lab.captures.format import BLOCK_BYTES, Capture, rows_per_block
 from ksieve.core.errors import ArgumentError
+from ksieve_lab.captures.format import BLOCK_BYTES, Capture, rows_per_block
 
 I64 = NDArray[np.int64]
 

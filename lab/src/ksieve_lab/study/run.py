@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ksieve_lab.captures.format import BLOCK_BYTES, Capture
 from ksieve.core import atomic
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
+from ksieve.planning.devices import resolve_device
+from ksieve.planning.tune import record
+from ksieve_lab.captures.format import BLOCK_BYTES, Capture
 from ksieve_lab.study.compare import compare
 from ksieve_lab.study.measure import pooled_ranks, study_capture
 from ksieve_lab.study.ranked import DEVICES, require_cuda
 from ksieve_lab.study.rows import ROWS, eligible_rows
 from ksieve_lab.study.verdict import least_length, overall
-from ksieve.planning.devices import resolve_device
-from ksieve.planning.tune import record
 
 
 def suggested_k(captures: Sequence[Capture], k: int | None) -> int:

@@ -1,8 +1,8 @@
 """Replaying the selections of requests: call by call in order, on any backend, verified, and compared with the floor.
 
 A trace is a list of calls. It is generated from requests as a serving framework schedules them
-(`ksieve_lab.traces.serving`), read from a JSON file, or taken from a recording (`ksieve.record`), which brings its own
-scores. Each call's scores are made, the call is timed alone, and its answer is verified before the next one.
+(`ksieve_lab.traces.serving`), read from a JSON file, or taken from a recording (`ksieve_lab.record`), which brings its
+own scores. Each call's scores are made, the call is timed alone, and its answer is verified before the next one.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve_lab.captures.format import Capture, open_capture
-from ksieve_lab.captures.recorder import CALLS_KEY
 from ksieve.core import atomic, problem
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path, read_utf8, unreadable
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.text import parse_json
-from ksieve_lab.bench.targets import DISTRIBUTIONS, Machine, machine_of
-from ksieve_lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
 from ksieve.planning.tune import record
+from ksieve_lab.bench.targets import DISTRIBUTIONS, Machine, machine_of
+from ksieve_lab.captures.format import Capture, open_capture
+from ksieve_lab.captures.recorder import CALLS_KEY
+from ksieve_lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
 
 FORMAT_KEY, FORMAT_VERSION = "ksieve_trace", 1
 REQUEST_FIELDS = ("prompt", "step_tokens", "budget_bytes", "decode_steps", "batch")

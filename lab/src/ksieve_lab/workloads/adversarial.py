@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ksieve.core.keys import BIN_CUTOFF_KEY, score_of_key
 from ksieve.core.policy import PAPER_128, SamplingPolicy, resolve_policy
-from ksieve_lab.workloads.rowwise import F32, Producer, by_rows
 from ksieve.planning.cpu import default_policy
+from ksieve_lab.workloads.rowwise import F32, Producer, by_rows
 
 RNG = np.random.Generator
 

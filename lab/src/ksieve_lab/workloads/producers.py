@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ksieve.core.errors import ArgumentError
 from ksieve_lab.captures.format import BLOCK_BYTES, Progress, rows_per_block
 from ksieve_lab.captures.numbers import narrow
 from ksieve_lab.captures.writer import CaptureWriter
-from ksieve.core.errors import ArgumentError
 from ksieve_lab.workloads.adversarial import ADVERSARIAL
 from ksieve_lab.workloads.lengths import LENGTHS
 from ksieve_lab.workloads.natural import NATURAL

@@ -65,7 +65,7 @@ class DeviceArray:
 
     def __getitem__(self, rows: Any) -> Any:
         raise BackendError(
-            "ksieve.record cannot copy scores in a JAX program on CUDA, which does not wait for them: call ksieve.topk "
+            "a recording cannot copy scores in a JAX program on CUDA, which does not wait for them: call ksieve.topk "
             "outside jax.jit while recording"
         )
 

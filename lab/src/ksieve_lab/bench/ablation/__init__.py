@@ -10,12 +10,12 @@ from typing import Any
 
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import LINES_128
+from ksieve.planning.tune import record
 from ksieve_lab.bench.ablation import activation, steps
 from ksieve_lab.bench.ablation.paper import PAPER
 from ksieve_lab.bench.chain import prompt_of, terminal_step
 from ksieve_lab.bench.targets import Choice, Gpu, Machine, machine_of
 from ksieve_lab.traces.serving import BUDGET_BYTES, STEP_TOKENS, Invocation
-from ksieve.planning.tune import record
 
 PARTS = tuple(PAPER)
 """margin, stride, rescue, proposal, activation."""
