@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from ksieve.core import atomic
 from ksieve_lab.bench import anchors, block_pages, engine_pages, pages, rank_pages
 from ksieve_lab.report import benches, steps
@@ -61,9 +59,9 @@ def commands(group: Any, path: tuple[str, ...] = ("ksieve",)) -> Iterator[tuple[
 
 def cli_reference() -> str:
     """Markdown reference of every command, argument and option; `docs/conf.py` writes it when the site is built."""
-    from ksieve_lab.cli.app import app
+    from ksieve_lab.cli.app import tree
 
-    return "\n\n".join(_describe(path, command) for path, command in commands(typer.main.get_command(app)))
+    return "\n\n".join(_describe(path, command) for path, command in commands(tree()))
 
 
 def _describe(path: tuple[str, ...], command: Any) -> str:

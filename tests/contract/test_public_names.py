@@ -40,7 +40,6 @@ def test_names_are_pinned():
         "WorkspaceError",
         "__version__",
         "plan",
-        "record",
         "topk",
         "verify",
     ]
@@ -51,8 +50,8 @@ def test_captures_are_imported_when_they_are_used():
     code = """
 import json, sys
 import ksieve
-before = "ksieve_lab.captures.importers" in sys.modules
-from ksieve import captures
+before = any(name.startswith("ksieve_lab") for name in sys.modules)
+from ksieve_lab import captures
 found = [getattr(captures, name).__name__ for name in captures.__all__]
 print(json.dumps([before, found, captures.__all__]))
 """
@@ -108,7 +107,7 @@ def test_import_brings_numpy_and_none_of_what_runs_a_call():
     others = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"__main__", "ksieve", "numpy"}
     # What Python loads for `.pth` files and editable installations has such names.
     assert "numpy" in loaded and {name for name in others if not name.startswith("_")} == set()
-    assert not {f"ksieve.{name}" for name in ("adapters", "backends", "cli", "distributed", "lab", "model")} & loaded
+    assert not {f"ksieve.{name}" for name in ("adapters", "backends", "cli", "distributed", "model.reference")} & loaded
 
 
 def test_planning_and_verifying_need_numpy_alone():

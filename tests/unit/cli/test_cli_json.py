@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
 import ksieve
 from ksieve_lab import demo
 from ksieve_lab.captures.writer import CaptureWriter
-from ksieve_lab.cli.app import app, main
+from ksieve_lab.cli.app import main, tree
 from parts import but_for
 
 ROWS, WIDTH, K = 4, 40_000, 32
@@ -133,6 +132,6 @@ def test_every_command_that_prints_facts_takes_json() -> None:
                 found[path + name] = {option for p in command.params for option in p.opts}
         return found
 
-    commands = walk(typer.main.get_command(app), "")
+    commands = walk(tree(), "")
     assert [name for name, options in commands.items() if "--json" not in options] == ["bench plot"]
-    assert [name for name, options in commands.items() if "--quiet" not in options] == ["plan", "info", "cache"]
+    assert [name for name, options in commands.items() if "--quiet" not in options] == ["plan", "cache", "info"]

@@ -7,6 +7,7 @@ import pytest
 
 import ksieve
 import ksieve.distributed as ranks
+import ksieve_lab
 from cases import scores_of
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
@@ -36,7 +37,9 @@ def test_each_rank_keeps_what_the_protocol_gives_it(layout, ties):
     widths = UNEVEN if layout == ranks.Contiguous() else layout.widths(sum(UNEVEN), 3)
     values, positions = gathered(scores, layout, widths, k, ties)
     everywhere = ksieve.topk(values, k=k, positions=positions, tie_break=ties)
-    right = ranks.simulate(scores, k=k, world=3, layout=layout, widths=widths, options=Options(tie_break=ties)).owned
+    right = ksieve_lab.simulate(
+        scores, k=k, world=3, layout=layout, widths=widths, options=Options(tie_break=ties)
+    ).owned
     table = torch.randperm(2 * 40).int().view(2, 40)
     table[:, ::7] = -3  # no page
     for rank, width in enumerate(widths):

@@ -9,9 +9,10 @@ import pytest
 
 from cases import FAMILIES, scores_of
 from ksieve import ArgumentError, Options
-from ksieve.distributed import LINKS, Contiguous, Digits, Interleaved, Link, Pairs, Samples, Shape, choose, simulate
+from ksieve.distributed import LINKS, Contiguous, Digits, Interleaved, Link, Pairs, Samples, Shape, choose
 from ksieve.distributed.collectives import AllGather, AllReduce
 from ksieve.distributed.schedules import Message, candidates, check_link, messages
+from ksieve_lab import simulate
 from ksieve_lab.simulator import run_together
 from sharded import check_simulated, expected
 

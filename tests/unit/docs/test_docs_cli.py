@@ -23,11 +23,10 @@ def generator() -> Any:
 
 @pytest.fixture(scope="module")
 def tree(generator: Any) -> list[tuple[tuple[str, ...], Any]]:
-    import typer
 
-    from ksieve_lab.cli.app import app
+    from ksieve_lab.cli.app import tree
 
-    return list(generator.commands(typer.main.get_command(app)))
+    return list(generator.commands(tree()))
 
 
 def test_the_generated_pages_are_current(generator: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from ksieve.cli import further
@@ -26,7 +28,7 @@ from ksieve_lab.cli import (
 )
 from ksieve_lab.cli.commands import COMMANDS
 
-__all__ = ["app", "lab", "main"]
+__all__ = ["app", "lab", "main", "tree"]
 
 further.register(COMMANDS)  # a source tree that is not installed has no entry points
 if reader not in READERS:
@@ -213,3 +215,11 @@ add(
     "ksieve bench plot benchmarks/results/gpu-operator-k2048.json --figures figures",
     json=False,
 )
+
+
+def tree() -> Any:
+    """Return the whole command tree, with the parameters of every command: for the reference and for tests."""
+    whole: Any = typer.main.get_command(app)
+    laboratory: Any = typer.main.get_command(lab)
+    whole.commands |= laboratory.commands
+    return whole
