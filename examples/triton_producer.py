@@ -22,8 +22,8 @@ except ModuleNotFoundError as error:
     raise SystemExit(0) from None
 
 import ksieve
-from ksieve.tiles import Candidates
-from ksieve.tiles.triton_epilogue import keep
+from ksieve.streaming import Candidates
+from ksieve.streaming.triton_epilogue import keep
 
 
 # [producer]

@@ -142,7 +142,7 @@ def _calls() -> Iterator[tuple[str, Callable[..., Any], dict[str, Any], tuple[st
         return jax.jit(lambda x: ksieve.topk(x, **more))(_scores())
 
     public = {name: importlib.import_module(today) for name, today in MODULES.items()}
-    ksieve, tiles, ranks = (public[name] for name in ("ksieve", "ksieve.tiles", "ksieve.distributed"))
+    ksieve, tiles, ranks = (public[name] for name in ("ksieve", "ksieve.streaming", "ksieve.distributed"))
     answer = np.argsort(-_scores(), axis=1)[:, :8].astype(np.int32)
     table = np.zeros((4, 64), np.int32)
     flags = ("plan", "policy", "backend", "sorted", "tie_break", "deterministic", "largest", "nan", "index_base")

@@ -9,8 +9,8 @@ import ksieve
 from answers import RANKINGS, reaches
 from emulator import build, driver
 from ksieve.backends.cuda import keep
-from ksieve.tiles import Candidates
-from ksieve.tiles.device import DeviceBest
+from ksieve.streaming import Candidates
+from ksieve.streaming.device import DeviceBest
 
 torch = pytest.importorskip("torch")
 

@@ -9,7 +9,7 @@ import ksieve
 PACKAGE = Path(ksieve.__file__).parent
 WINGS = (
     "_version", "core", "model", "checking", "planning", "backends", "frontends.torch.gradients", "dispatch",
-    "frontends", "api", "torch", "distributed", "tiles", "files", "captures", "", "adapters", "self_test",
+    "frontends", "api", "torch", "distributed", "streaming", "files", "captures", "", "adapters", "self_test",
     "planning.tune", "doctor", "cli", "lab", "__main__",
 )  # fmt: skip
 FILES = {

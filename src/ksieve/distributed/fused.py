@@ -80,7 +80,7 @@ def select(plan: ShardPlan, ids: Any, values: Any, ks: Any, of_shard: bool, tag:
         arrays = (ids, values, best, sent, gathered, merged, below, ks, indices, counts, sent_tag, flag)
         addresses = (0 if array is None else array.data_ptr() for array in arrays)
         ranks.launch(
-            f"ranks/{stem}", (*addresses, tag, len(sent), *numbers),
+            f"distributed/{stem}", (*addresses, tag, len(sent), *numbers),
             slots=max(k, room), dtype=plan.dtype, ranking=plan.options.ranking, index=index, stream=stream,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from ksieve.core import problem
 from ksieve.core.errors import ArgumentError
 from ksieve.files.scores import Scores, as_lengths
 from ksieve.planning.plan import Plan
-from ksieve.tiles.running import Running
+from ksieve.streaming.running import Running
 
 MOST_ROWS = 32
 """Rows of a block: a tile has millions of columns, so that reads are long, and the lists of `Running` are small."""

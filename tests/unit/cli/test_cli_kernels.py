@@ -170,7 +170,7 @@ def test_build_with_the_kernels_of_ranks(run, tmp_path, monkeypatch):
     made = Cubin(b"code", "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads, Used 32 registers")
     monkeypatch.setattr(cache, "compile_all", lambda specs, required: [(spec, (made, True)) for spec in specs])
     said = run(*ROW_KERNEL, "--k", "4096", "--ranks", "--bundle", str(tmp_path / "ranks.zip"))
-    assert "ranks/between float32 sm_90a" in said and "resident_block direct float32 sm_90a" in said
+    assert "distributed/between float32 sm_90a" in said and "resident_block direct float32 sm_90a" in said
     monkeypatch.setenv("KSIEVE_BUNDLE", str(tmp_path / "ranks.zip"))
     for stem, ranking in itertools.product(ranks.STEMS, RANKINGS):
         spec = ranks.rank_kernel(stem, "sm_90a", slots=2049, dtype="float32", ranking=ranking)
@@ -187,7 +187,7 @@ def test_build_with_the_kernels_of_tiles(run, tmp_path, monkeypatch):
     made = Cubin(b"code", "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads, Used 32 registers")
     monkeypatch.setattr(cache, "compile_all", lambda specs, required: [(spec, (made, True)) for spec in specs])
     more = ("--k", str(keep.MOST_SLOTS + 1), "--tiles", "--bundle", str(tmp_path / "tiles.zip"))
-    assert "tiles/keep float32 sm_90a" in run(*ROW_KERNEL, *more)
+    assert "streaming/keep float32 sm_90a" in run(*ROW_KERNEL, *more)
     monkeypatch.setenv("KSIEVE_BUNDLE", str(tmp_path / "tiles.zip"))
     for ranking in RANKINGS:
         assert bundle.obtain(keep.keep_kernel("sm_90a", "float32", ranking)) == (Cubin(b"code", ""), False)
@@ -200,7 +200,7 @@ EIGHT = """
 import os, sys
 from ksieve.backends.cuda import ranks
 from ksieve.backends.cuda.jit import cache
-specs = [ranks.rank_kernel("ranks/between", "sm_90a", slots=128, dtype=d) for d in ("float32", "float16")]
+specs = [ranks.rank_kernel("distributed/between", "sm_90a", slots=128, dtype=d) for d in ("float32", "float16")]
 start, go = os.pipe()
 children = []
 for number in range(8):

@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 
 from ksieve.core.errors import ArgumentError
-from ksieve.tiles.candidates import Candidates
-from ksieve.tiles.triton_epilogue import keep
+from ksieve.streaming.candidates import Candidates
+from ksieve.streaming.triton_epilogue import keep
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]

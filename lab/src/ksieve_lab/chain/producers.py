@@ -100,7 +100,7 @@ def _triton() -> Produce:
 
 
 def load_keep() -> Callable[[Factors, Any], None]:
-    """Load the producer that keeps candidates, `ksieve.tiles.Candidates`, in place of writing a matrix: the Triton one.
+    """Load the Triton producer, which keeps candidates (`ksieve.streaming.Candidates`) in place of writing a matrix.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The kernel of `ksieve.Running`: a push is one launch with a thread block for each row (`kernels/tiles/keep.cu`)."""
+"""The kernel of `ksieve.Running` (`kernels/streaming/keep.cu`): a push is one launch with a CTA for each row."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ksieve.core.ranking import RANKINGS, Ranking
 from ksieve.planning import memory
 
 TILE = struct.Struct("=10Qq6i")
-"""`Tile` of kernels/tiles/keep.cu: scores, starts, ends, num_rows, row_k, values, places, held, bounds, cutoff
+"""`Tile` of kernels/streaming/keep.cu: scores, starts, ends, num_rows, row_k, values, places, held, bounds, cutoff
 (addresses); pitch (elements); width, first, k, capacity, flags, and a reserved zero."""
 
 TIES, HIGH_FIRST, RECOUNT, SETTLE, LONG_STARTS, LONG_ENDS = 1, 2, 4, 8, 16, 32
 """Flags of `TILE`."""
 
-STEM = "tiles/keep"
+STEM = "streaming/keep"
 """Its source file."""
 
 MOST_SLOTS = 4096

@@ -19,9 +19,9 @@ from ksieve.core.options import Options, Order, Windows
 from ksieve.core.ranking import RANKINGS, Ranking
 
 SHARD = struct.Struct("=14Q12i")
-"""`Shard` of kernels/ranks/composites.cuh: ids, values, best, samples, gathered, merged, below, ks, indices, counts,
-sent_tag, flag (addresses); tag, block; rows, k, step, num_samples, room, world, rank, position_bits, extent, first,
-stripe, flags."""
+"""`Shard` of kernels/distributed/composites.cuh: ids, values, best, samples, gathered, merged, below, ks, indices,
+counts, sent_tag, flag (addresses); tag, block; rows, k, step, num_samples, room, world, rank, position_bits, extent,
+first, stripe, flags."""
 
 HIGH_FIRST, OF_SHARD, GATHERED = 1, 2, 4
 """Flags of `SHARD`."""
@@ -29,7 +29,7 @@ HIGH_FIRST, OF_SHARD, GATHERED = 1, 2, 4
 TAG_WORDS = 2
 """Words of 8 bytes behind the data that a rank sends: one that keeps those of the next at 16 bytes, and its tag."""
 
-STEMS = ("ranks/best", "ranks/between", "ranks/select")
+STEMS = ("distributed/best", "distributed/between", "distributed/select")
 """Their source files, in the order of a call."""
 
 MOST_SLOTS = 4096

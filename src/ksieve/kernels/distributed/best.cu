@@ -1,6 +1,6 @@
 // Puts each row's k best of this rank in order, as composites, and takes the samples that are sent to all ranks with
 // the tag: one CTA for each row.
-#include "ranks/composites.cuh"
+#include "distributed/composites.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_ranks_best(const __grid_constant__ Shard p) {

@@ -4,7 +4,7 @@
 //   best is found by its rank among them
 //   without: all composites of all ranks were gathered, and each of this rank's is ranked among them
 // Where the ranks' tags differ, none is among them.
-#include "ranks/composites.cuh"
+#include "distributed/composites.cuh"
 
 // Returns how many composites of this rank are among the k best, where all ranks' are gathered; -1 where tags differ.
 // Call by all threads.

@@ -5,7 +5,7 @@
 //      k-th
 //   2. each rank has room for what its samples up to `high`, but not up to `low`, allow; all ranks compute all places
 // Slots are sums of kNothing minus a composite; an empty one is zero.
-#include "ranks/composites.cuh"
+#include "distributed/composites.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_ranks_between(const __grid_constant__ Shard p) {

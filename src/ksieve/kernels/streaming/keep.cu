@@ -2,7 +2,7 @@
 // the row's list (ksieve.Running, docs/decisions/0041-keep.md). Where the list is full it is compacted to the k best of
 // it, whose worst is the bound of those that follow. Every input is exact, in one launch. A tile is read once, or twice
 // where fewer than k scores reach the first bound, which is guessed (decision 41).
-#include "tiles/list.cuh"
+#include "streaming/list.cuh"
 
 constexpr int kDrawn = 8 / kVector; // 16-byte loads of a thread in a sample
 constexpr u64 kNoBound = ~0ull;     // fewer than k scores are known

@@ -12,7 +12,7 @@ from ksieve.core.arrays import as_numpy
 from ksieve.core.keys import NAN_KEY, order_key, widen
 from ksieve.core.options import Options
 from ksieve.core.ranking import ranked
-from ksieve.tiles.best import _ALL, Best
+from ksieve.streaming.best import _ALL, Best
 
 I64 = NDArray[np.int64]
 

@@ -45,14 +45,14 @@ class Best:
     ----------
     rows : int
     k, max_k
-        As of `ksieve.tiles.Running`.
+        As of `ksieve.streaming.Running`.
     dtype, device, largest, nan, tie_break, deterministic
-        As of `ksieve.tiles.Running`.
+        As of `ksieve.streaming.Running`.
 
     Attributes
     ----------
     cutoff : array of float32, shape (rows,)
-        As of `ksieve.tiles.Running`.
+        As of `ksieve.streaming.Running`.
     xp : module
         NumPy or PyTorch, whichever the arrays are of.
     place : dict

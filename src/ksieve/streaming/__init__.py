@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ksieve.tiles.candidates import Candidates
-from ksieve.tiles.running import Running
+from ksieve.streaming.candidates import Candidates
+from ksieve.streaming.running import Running
 
 __all__ = ["Candidates", "Running", "include_path"]
 

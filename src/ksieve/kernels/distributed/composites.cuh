@@ -4,7 +4,7 @@
 #pragma once
 #include "common/keys.cuh"
 #include "common/ranking.cuh"
-#include "ranks/order.cuh"
+#include "distributed/order.cuh"
 
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200) // inlined there, `select` would spill
 #define KSIEVE_RANKS_INLINE __device__ __noinline__

@@ -8,7 +8,7 @@ from ksieve.backends.cuda import arrays, keep
 from ksieve.core.arrays import inspect
 from ksieve.core.options import Options
 from ksieve.core.problem import row_pitch
-from ksieve.tiles.best import _ALL, Best
+from ksieve.streaming.best import _ALL, Best
 
 MOST_SLOTS = keep.MOST_SLOTS
 """Most slots of a row that the kernel takes."""
