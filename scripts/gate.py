@@ -142,7 +142,8 @@ def _calls() -> Iterator[tuple[str, Callable[..., Any], dict[str, Any], tuple[st
         return jax.jit(lambda x: ksieve.topk(x, **more))(_scores())
 
     public = {name: importlib.import_module(today) for name, today in MODULES.items()}
-    ksieve, tiles, ranks = (public[name] for name in ("ksieve", "ksieve.streaming", "ksieve.distributed"))
+    lab = importlib.import_module("ksieve_lab")
+    ksieve, tiles, ranks = (public[name] for name in ("ksieve", "ksieve.tiles", "ksieve.distributed"))
     answer = np.argsort(-_scores(), axis=1)[:, :8].astype(np.int32)
     table = np.zeros((4, 64), np.int32)
     flags = ("plan", "policy", "backend", "sorted", "tie_break", "deterministic", "largest", "nan", "index_base")
@@ -170,14 +171,14 @@ def _calls() -> Iterator[tuple[str, Callable[..., Any], dict[str, Any], tuple[st
     yield "Candidates", tiles.Candidates, {"running": running, "width": 64}, ("running", "width", "capacity"), ()
     yield (
         "record",
-        importlib.import_module("ksieve_lab").record,
+        lab.record,
         {"path": "a.safetensors"},
         ("path", "every", "calls", "metadata"),
         (),
     )
     yield "torch.topk", public["ksieve.torch"].topk, {"input": tensors["scores"], "k": 8}, ("k", "dim", "out"), ()
     spread = {"scores": _scores(), "k": 8, "world": 2}
-    yield "simulate", ranks.simulate, spread, ("k", "world", "layout", "output", "schedule"), ("scores", "lengths")
+    yield "simulate", lab.simulate, spread, ("k", "world", "layout", "output", "schedule"), ("scores", "lengths")
     yield "distributed.topk without a group", ranks.topk, {"local_scores": tensors["scores"], "k": 8}, (), ()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     shard = {"rows": 4, "width": 64, "k": 8}

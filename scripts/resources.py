@@ -64,7 +64,7 @@ def write(kernels: dict[KernelSpec, str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "kernels")]
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "kernels")]
     import test_kernels_compile
 
     if "--whole" in sys.argv:
