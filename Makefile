@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 # Extras that `make test-all` installs: nothing is left to skip but the GPU suite.
-EXTRAS ?= test,dev,docs,plot,torch,cuda,jax
+EXTRAS ?= test,dev,docs,torch,cuda,jax
 # Extra arguments of pytest, e.g. `make test PYTEST="-k keys -x"`.
 PYTEST ?= -n 2 --dist worksteal
 
@@ -105,7 +105,7 @@ ifneq ($(KERNELS),)
 	$(BIN)/clang-format -i $(KERNELS)
 endif
 
-docs: $(VENV)/.with-plot  ## regenerate every measured number in README and docs/
+docs: $(VENV)/.with-dev  ## regenerate every measured number in README and docs/
 	$(BIN)/python scripts/generate_docs.py
 
 site: $(VENV)/.with-docs  ## build the documentation with search into docs/_build/html; warnings are errors
@@ -138,12 +138,12 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml lab/pyproject.toml constraints.
 # One stamp for each extra, and one for all of them together.
 $(VENV)/.with-%: $(BIN)/python pyproject.toml lab/pyproject.toml constraints.txt
 	@echo "installing ksieve[$*] and ksieve-lab into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]' --editable ./lab
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]' --editable './lab$(if $(findstring dev,$*),[plot])'
 	@touch $(VENV)/.installed $(addprefix $(VENV)/.with-,$(subst $(comma), ,$*)) $@
 
 # Without the project, whose build two installations at a time would disturb: .ci/run makes this beside other steps.
 # What is imported of it is compiled then; pip would compile all.
-$(VENV)-floors/.dependencies: pyproject.toml scripts/floors.py
+$(VENV)-floors/.dependencies: pyproject.toml lab/pyproject.toml scripts/floors.py
 	@$(MAKE) --no-print-directory VENV=$(VENV)-floors $(VENV)-floors/bin/python
 	@echo "installing the lowest versions into $(VENV)-floors"
 	@$(VENV)-floors/bin/python scripts/floors.py requirements >$(VENV)-floors/constraints.txt
@@ -153,7 +153,7 @@ $(VENV)-floors/.dependencies: pyproject.toml scripts/floors.py
 
 $(VENV)-floors/.installed: $(VENV)-floors/.dependencies
 	@$(VENV)-floors/bin/python -m pip install --quiet --no-cache-dir --constraint $(VENV)-floors/constraints.txt \
-	  --editable '.[cuda,torch,plot]' --editable ./lab
+	  --editable '.[cuda,torch]' --editable './lab[plot]'
 	@touch $@
 
 # The extras cuda and cuda12 exclude each other: the bindings of CUDA 12 load its NVRTC, those of 13 theirs.

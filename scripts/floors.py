@@ -1,4 +1,4 @@
-"""Print the lowest versions that pyproject.toml admits, or the tests that run with them.
+"""Print the lowest versions that both pyproject.toml admit, or the tests that run with them.
 
 ``requirements`` prints ``name==version`` for every lower bound of the base dependencies and of the extras, as a
 constraints file for pip, but of the extra cuda12, which excludes cuda; ``installed`` what of it the tests need, for pip
@@ -34,15 +34,17 @@ CUDA = ("test_cuda_host", "test_cuda_driver")  # cuda-core, cuda-bindings, NVRTC
 
 def requirements(extras: tuple[str, ...] | None = None) -> list[str]:
     """Pin every requirement of some extras, or of all, that has a lower bound to it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [extra for extra in project["optional-dependencies"] if extra != "cuda12"] if extras is None else extras
-    declared = [*project["dependencies"], *(one for extra in wanted for one in project["optional-dependencies"][extra])]
+    files = (ROOT / "pyproject.toml", ROOT / "lab" / "pyproject.toml")
+    project, lab = (tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files)
+    optional = project["optional-dependencies"] | lab["optional-dependencies"]
+    wanted = [extra for extra in optional if extra != "cuda12"] if extras is None else extras
+    declared = [*project["dependencies"], *(one for extra in wanted for one in optional[extra])]
     return [re.sub(r"\s*>=\s*", "==", one).partition(",")[0] for one in declared if ">=" in one]
 
 
 def paths_of(names: tuple[str, ...]) -> list[str]:
     """Find each test file, in any folder."""
-    found = {name: list((ROOT / "tests").rglob(f"{name}.py")) for name in names}
+    found = {name: [*(ROOT / "tests").rglob(f"{name}.py"), *(ROOT / "lab").rglob(f"{name}.py")] for name in names}
     if unknown := [name for name, paths in found.items() if len(paths) != 1]:
         raise SystemExit(f"scripts/floors.py: not exactly one file each: {', '.join(unknown)}")
     return [str(path.relative_to(ROOT)) for paths in found.values() for path in paths]

@@ -316,7 +316,7 @@ def test_ranks_past_the_resolved_ones_are_drawn_to_the_edge_and_told_in_words(wr
 
 def test_figures_that_were_asked_for_need_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(BackendError, match=r"ksieve\[plot\]"):
+    with pytest.raises(BackendError, match=r"lab\[plot\]"):
         run.write({}, tmp_path / "none", figures=tmp_path / "pictures")
     assert not (tmp_path / "none").exists()
 
@@ -329,7 +329,7 @@ def test_a_study_without_matplotlib_is_written_without_figures(tmp_path, monkeyp
     write_synthetic(source, "random_normal", 4, 4096, k=64)
     done = CliRunner().invoke(app, ["study", str(source), "--out", str(out)], catch_exceptions=False)
     assert done.exit_code == 0
-    assert done.stderr == "without figures: matplotlib is not installed (pip install 'ksieve[plot]')\n"
+    assert done.stderr == "without figures: matplotlib is not installed (pip install './lab[plot]')\n"
     assert sorted(path.name for path in out.iterdir()) == ["report.html", "study.json"]
     assert json.loads((out / "study.json").read_text())["bench"] == "study"
     page = (out / "report.html").read_text()

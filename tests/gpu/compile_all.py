@@ -1,7 +1,7 @@
 """Compile what all parts of the GPU suite and the sanitizers' grid need, on all processors.
 
-``PYTHONPATH=src:tests:tests/support python3 -m gpu.compile_all``, or ``scripts/gpu_session.sh compile``. Names of
-files, such as ``options entries``, narrow it to these and the grid.
+``PYTHONPATH=src:lab/src:.:tests:tests/support python3 -m gpu.compile_all``, or ``scripts/gpu_session.sh compile``.
+Names of files, such as ``options entries``, narrow it to these and the grid.
 
 Parts that run side by side would otherwise compile side by side, each with a pool of its own over all processors. They
 do not look for kernels again where a mark in the cache says that all were compiled from the same files.

@@ -1,6 +1,6 @@
 """A reduced grid that reaches every kernel and route, to be run under compute-sanitizer.
 
-``PYTHONPATH=src:tests:tests/support compute-sanitizer --tool memcheck python3 -m gpu.sanitize_grid``, or
+``PYTHONPATH=src:lab/src:.:tests:tests/support compute-sanitizer --tool memcheck python3 -m gpu.sanitize_grid``, or
 `make sanitize`.
 ``--compile`` only fills the kernel cache, which is better done outside the sanitizer. Answers are judged on the host,
 so that no other kernel than ksieve's has to be instrumented; every array is an allocation of its own, so that an

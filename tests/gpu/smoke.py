@@ -1,7 +1,7 @@
 """Smoke of one or more variants in a process of their own, so that a kernel that hangs or faults takes no other along.
 
-``PYTHONPATH=src:tests:tests/support python3 -m gpu.smoke persistent-64 row`` prints a line per check and exits
-1 if any failed.
+``PYTHONPATH=src:lab/src:.:tests:tests/support python3 -m gpu.smoke persistent-64 row`` prints a line per check and
+exits 1 if any failed.
 """
 
 from __future__ import annotations

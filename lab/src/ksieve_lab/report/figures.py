@@ -109,7 +109,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise BackendError("figures need matplotlib: install it with: pip install 'ksieve[plot]'") from error
+        raise BackendError("figures need matplotlib: install it with: pip install './lab[plot]'") from error
 
 
 def can_draw() -> bool:

@@ -66,7 +66,7 @@ EVERY_POLICY = (
     "and row scans. Any of them is exact; ksieve calibrate weighs them by a device's costs."
 )
 
-NO_FIGURES = "without figures: matplotlib is not installed (pip install 'ksieve[plot]')"
+NO_FIGURES = "without figures: matplotlib is not installed (pip install './lab[plot]')"
 """Said where a study is written without its figures."""
 
 _PAPER = (
