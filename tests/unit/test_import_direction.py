@@ -9,8 +9,8 @@ import ksieve
 PACKAGE = Path(ksieve.__file__).parent
 WINGS = (
     "_version", "core", "model", "checking", "planning", "backends", "frontends.torch.gradients", "dispatch",
-    "frontends", "api", "torch", "distributed", "streaming", "files", "captures", "", "adapters", "self_test",
-    "planning.tune", "doctor", "cli", "lab", "__main__",
+    "frontends", "api", "torch", "distributed", "streaming", "files", "", "adapters", "self_test",
+    "planning.tune", "doctor", "cli", "__main__",
 )  # fmt: skip
 FILES = {
     ".".join(["ksieve", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path
@@ -41,6 +41,10 @@ def test_every_wing_imports_itself_and_the_wings_before_it():
         module: WINGS.index(max((name for name in names_of(module) if name in WINGS), key=len)) for module in FILES
     }
     assert [(m, i) for m, imported in GRAPH.items() for i in imported if floor[i] > floor[m]] == []
+
+
+def test_the_library_knows_no_laboratory():
+    assert [m for m in FILES if any(name.startswith("ksieve_lab") for name in imports_of(m))] == []
 
 
 def test_there_is_no_circle():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
@@ -42,6 +43,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
 
 def test_every_ksieve_command_of_the_readme_runs(place: tuple[Path, dict[str, str]]) -> None:
     folder, environment = place
+    scores = np.random.default_rng(0).standard_normal((4, 20_000), dtype=np.float32)
+    np.save(folder / "scores.npy", scores)
+    np.save(folder / "lengths.npy", np.array([20_000, 3000, 100, 0], np.int32))
     own = [command for command in commands("README.md") if command.startswith("ksieve ")]
     assert len(own) >= 5
     for command in own:
