@@ -41,18 +41,16 @@ html_theme_options = {
 }
 
 
-def _write_cli_reference(_: Any) -> None:
-    """Write the reference of the command line from the command tree, for `reference/cli.md` to include."""
+def _write_generated(_: Any) -> None:
+    """Write the command line, for `reference/cli.md` to include, and the page of benchmarks with its figures."""
     spec = importlib.util.spec_from_file_location("generate_docs", DOCS.parent / "scripts" / "generate_docs.py")
     if spec is None or spec.loader is None:
         raise RuntimeError("scripts/generate_docs.py cannot be loaded")
     generator = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generator)
-    target = DOCS / "reference" / "generated" / "cli.md"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(generator.cli_reference() + "\n", encoding="utf-8")
+    generator.site(DOCS / "reference" / "generated")
 
 
 def setup(app: Any) -> None:
     """Connect what the build generates."""
-    app.connect("builder-inited", _write_cli_reference, priority=100)
+    app.connect("builder-inited", _write_generated, priority=100)

@@ -84,17 +84,30 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     sys.path.insert(0, str(TREE / "src"))
     from ksieve.planning.tune import record
-    from ksieve_lab.bench import engine_pages
 
     work = args.work.resolve()
     wheel = args.wheel or build(work)
     results = [run(name, work, wheel) for name in args.engines or ENGINES]
     for result in results:
         name = result["engine"]
-        print(engine_pages.printed(result), flush=True)
+        print(printed(result), flush=True)
         payload = record.payload("engine-loaders", {"engine": name}, result)
         record.write_json(args.out.resolve() / f"engine-loaders-{name}.json", payload)
     return 0 if all(check["good"] for result in results for check in result["checks"]) else 1
+
+
+def printed(result: dict[str, Any]) -> str:
+    """What a run prints of an engine: its checks, what a process of it logs, and its operators."""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    lines = [f"{result['engine']}: {versions or 'not installed'}", f"  driver: {result['driver']}"]
+    lines += [f"  {'ok' if c['good'] else 'FAILED'}  {c['check']}: {c['detail']}" for c in result["checks"]]
+    lines += [f"    {line}" for line in result["log"].get("on", [])]
+    for each in result.get("operators", []):
+        call = {True: "ksieve", False: "engine"}.get(each.get("served_by_ksieve"), "-")
+        states = {name: each.get(name, "-") for name in ("off", "on", "compiled")} | {"served by": call}
+        states["uninstalled"] = result["uninstalled"].get(each["operator"], "-")
+        lines.append(f"  {each['operator']}: {', '.join(f'{name} {state}' for name, state in states.items())}")
+    return "\n".join([*lines, ""])
 
 
 def build(work: Path) -> Path:

@@ -20,7 +20,7 @@ from ksieve_lab.bench import ablation
 from ksieve_lab.bench.ablation import activation, phases, steps
 from ksieve_lab.bench.ablation.paper import PAPER
 from ksieve_lab.bench.targets import Cpu, machine_of, read_prefixes
-from ksieve_lab.report import benches
+from ksieve_lab.report import figures
 
 PAPER_TEXT = ROOT.parent / "shared" / "paper" / "000_cc15b63c323d553e.txt"
 
@@ -195,7 +195,7 @@ def test_stamped_cycles_become_microseconds():
 def test_every_part_is_drawn(payload, tmp_path):
     pytest.importorskip("matplotlib")
     path = record.write_json(tmp_path / "ablation.json", payload)
-    drawn = benches.draw(record.read_json(path), tmp_path, "ablation")
+    drawn = figures.draw(record.read_json(path), tmp_path, "ablation")
     assert {p.stem for p in drawn} == {f"ablation-{part}" for part in ablation.PARTS}
 
 

@@ -13,8 +13,8 @@ from ksieve.core.errors import ArgumentError
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import laws, record, tasks, timing
 from ksieve_lab import oracle
-from ksieve_lab.bench import block_pages, blocks, floor, scores
-from ksieve_lab.report import benches
+from ksieve_lab.bench import blocks, floor, scores
+from ksieve_lab.report import specs, tables
 
 torch = pytest.importorskip("torch")
 
@@ -40,9 +40,9 @@ def test_every_model_on_the_cpu(tmp_path):
         assert all(own[name]["exact"] is True and own[name]["median_us"] > 0 for name in EVERY)
         assert (blocks.BARE in own) == (not case["model"].startswith("blocks"))
         assert case["times_faster"]["around torch"] == own["around torch"]["median_us"] / own["ksieve"]["median_us"]
-    page = block_pages.section("[a](b)", "blocks-cpu", payload)
-    assert "| DeepSeek-V4.1, 2 x 20,480 | float32 |" in page and "![blocks cpu](../figures/blocks-cpu.svg)" in page
-    assert "target" not in page, "targets are those of a GPU"
+    section, file = specs.section_of("blocks"), tables.File("blocks-cpu", payload)
+    tables.judge(section, file)
+    assert "| DeepSeek-V4.1 | float32 | 1 |" in tables.render(section.tables[0], [file])
 
 
 @pytest.fixture
@@ -70,8 +70,7 @@ def device(monkeypatch):
     return made
 
 
-def test_on_a_gpu_targets_are_told_and_missing_kernels_too(device, tmp_path, monkeypatch):
-    monkeypatch.setattr(block_pages, "LARGE", 4)
+def test_on_a_gpu_missing_kernels_reach_no_page(device, tmp_path):
     done = invoke("blocks", "--shapes", "1x20480,4x20480", "--dtypes", "bfloat16", "--only",
                   "blocks of 128; DeepSeek-V4.1, inside; MiniMax-M3, scored", "--out", tmp_path)  # fmt: skip
     assert done.exit_code != 0 and "scores on the CPU" in done.output
@@ -80,13 +79,9 @@ def test_on_a_gpu_targets_are_told_and_missing_kernels_too(device, tmp_path, mon
     assert [plan.problem.k for plan in device] == 2 * [16] * 3 + 2 * [512] * 3 + 2 * [16, 14]
     assert [case["selectors"]["ksieve"]["exact"] for case in found] == [True] * 4 + [None] * 2
     assert found[0]["selectors"]["ksieve"]["of_floor"] == 0.8 and "times_faster" not in found[4]
-    with pytest.raises(ValueError, match=r"MiniMax-M3, scored, 1 x 20,480: no exact answer was measured"):
-        block_pages.section("[a](b)", "blocks-cuda", payload)
-    payload["results"]["shapes"] = found[:4]
-    page = block_pages.section("[a](b)", "blocks-cuda", payload)
-    assert "* Block selection, of the plain read: at least 0.80 (target 0.8: met)" in page
-    assert "1 to 64 rows, over ours: at least 1.60 (target 2.0: missed)" in page
-    assert benches.names(payload, "blocks-cuda") == ["blocks-cuda"]
+    with pytest.raises(tables.InexactError, match="no exact answer was measured"):
+        tables.judge(specs.section_of("blocks"), tables.File("blocks-cuda", payload))
+    assert len(specs.figures_of(payload)) == 1
 
 
 @pytest.mark.parametrize("model", blocks.MODELS, ids=NAMES)

@@ -13,7 +13,7 @@ from ksieve.planning.tune import record
 from ksieve.planning.tune.variants import Variant
 from ksieve_lab.bench import adversarial_gpu as hard
 from ksieve_lab.bench import gpu, shape_lists, trace, worst
-from ksieve_lab.report import benches
+from ksieve_lab.report.specs import gpu as shown
 
 torch = pytest.importorskip("torch")
 
@@ -150,8 +150,8 @@ def test_an_inexact_selector_leaves_a_gap():
         "floor_us": 1.0,
         "selectors": {"a": {"median_us": 2.0, "exact": True}, "b": {"median_us": 1.0, "exact": False}},
     }
-    assert benches._microseconds(shape, "a") == 2.0
-    assert np.isnan(benches._microseconds(shape, "b")) and benches._names([shape]) == ["plain read", "a"]
+    assert shown.microseconds(shape, "a") == 2.0
+    assert np.isnan(shown.microseconds(shape, "b")) and shown._selectors([shape]) == ["plain read", "ksieve", "a"]
 
 
 def test_published_times_stand_apart(host, monkeypatch, tmp_path):

@@ -12,15 +12,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench_engines import K, bench, fakes, host, measured  # noqa: E402
-from bench_host import ENVIRONMENT, OTHER_US, OWN_US, generator, invoke  # noqa: E402
+from bench_host import ENVIRONMENT, OTHER_US, OWN_US, invoke  # noqa: E402
 from ksieve.adapters._operators import OPERATORS  # noqa: E402
 from ksieve.adapters._tally import TALLY  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.planning.tune import record  # noqa: E402
-from ksieve_lab.bench import engine_calls, engine_pages, engine_switch, engines, first_calls, pages  # noqa: E402
-from ksieve_lab.report import benches  # noqa: E402
+from ksieve_lab.bench import engine_calls, engine_switch, engines, first_calls  # noqa: E402
+from ksieve_lab.report import specs, tables  # noqa: E402
+from ksieve_lab.report.specs import engines as engine_pages  # noqa: E402
 
-__all__ = ["bench", "fakes", "generator", "host"]
+__all__ = ["bench", "fakes", "host"]
 
 
 def test_every_operator_has_a_call_or_a_reason():
@@ -58,7 +59,7 @@ def test_all_engines(bench, tmp_path):
     assert "1.60x" in done.output
     deep_select = importlib.import_module("sglang.kernels.ops.attention.deep_select")
     assert deep_select.topk(torch.zeros(1, 8), 2)[1].shape == (1, 2) and bench.CALLS[-1] == "deep_select", "put back"
-    assert benches.names(payload, "gpu-engines") == []
+    assert specs.figures_of(payload) == []
 
 
 def test_both_sides_are_called(bench, tmp_path):
@@ -75,8 +76,8 @@ def test_a_wrong_answer_of_the_engine_is_no_comparison(bench, tmp_path, monkeypa
     for case in payload["results"]["shapes"]:
         own, ours = (case["selectors"][side] for side in (engines.BEFORE, engines.AFTER))
         assert own["exact"] is False and ours["exact"] is True and "times_faster" not in case
-    page = engine_pages.gained("sglang", Path("gpu-engines.json"), payload)
-    assert "`topk`, 3 x 4,096, float32: its own answer is not exact" in page and "20.0 / 12.5 |" in page
+    page = engine_pages.seen("sglang", [tables.File("gpu-engines", payload)])
+    assert "`topk`, 3 x 4,096, float32 | its own answer is not exact |" in page and "20.0 / 12.5 |" in page
 
 
 def test_errors_in_result_files_have_no_folders(bench, tmp_path, monkeypatch):
@@ -91,8 +92,8 @@ def test_errors_in_result_files_have_no_folders(bench, tmp_path, monkeypatch):
     for case in payload["results"]["shapes"]:
         own, ours = (case["selectors"][side] for side in (engines.BEFORE, engines.AFTER))
         assert "no nvcc in" in own["error"] and "/usr" not in own["error"] and ours["exact"] is True
-    page = engine_pages.gained("sglang", Path("a"), payload)
-    assert "Without a time:" in page and "in the geometric mean" not in page and "- / 12.5 |" in page
+    page = engine_pages.seen("sglang", [tables.File("a", payload)])
+    assert "without a time" in page and "in the geometric mean" not in page and "- / 12.5 |" in page
 
 
 def test_a_refused_call_is_not_measured_as_ours(bench, tmp_path, monkeypatch):
@@ -112,8 +113,8 @@ def test_a_refused_call_is_not_measured_as_ours(bench, tmp_path, monkeypatch):
     )
     assert "ksieve does not serve the call" in case["selectors"][engines.AFTER]["error"]
     assert "ksieve does not serve the call" in cost[engines.AFTER]["error"] and cost[engines.BEFORE]["median_us"] > 0
-    with pytest.raises(pages.InexactError, match="no exact answer"):
-        engine_pages.gained("sglang", Path("a"), payload)
+    with pytest.raises(tables.InexactError, match="no exact answer"):
+        engine_pages.seen("sglang", [tables.File("a", payload)])
     with engine_switch.installed(["sglang"], "deep_select.topk") as (operators, _, _):
         monkeypatch.setattr(bench, "best", refuse)
         for name, error in ((engines.BEFORE, ArgumentError), (engines.AFTER, BackendError)):
@@ -195,7 +196,7 @@ def interpreters(monkeypatch):
     monkeypatch.setattr(first_calls, "Fresh", Fresh)
 
 
-def test_first_calls_and_their_page(host, interpreters, tmp_path, generator):
+def test_first_calls_and_their_page(host, interpreters, tmp_path):
     folder = tmp_path / "benchmarks" / "results"
     folder.mkdir(parents=True)
     done = invoke("engines", "--parts", "first", "--out", folder)
@@ -217,11 +218,9 @@ def test_first_calls_and_their_page(host, interpreters, tmp_path, generator):
     ) and build[12:14] == ("131072", "--bundle")  # fmt: skip
     caches = [each.variables["KSIEVE_CACHE_DIR"] for each in Fresh.calls]
     assert len({cache for cache in caches if not cache.endswith("built")}) == 2 * len(first_calls.FIRSTS)
-    page = engine_pages.first_calls(folder)
+    page = engine_pages.first_calls(tables.read(folder))
     assert "| `sglang.topk` | 16 x 131,072 | 5.000 (1) | 0.010 (0) | failed | 10 |" in page
     assert "`ksieve build --for vllm` up to 2,048 x 131,072: 2 kernels, 2 of them compiled, in 0 s on" in page
-    assert "[first calls](../guide/integrations.md#the-first-call)" in generator.benchmark_page(folder)
-    assert all(engine_pages.gained(name, Path("a"), payload) == "" for name in engine_pages.TITLES)
 
 
 def test_processes_get_ready_at_once_and_measure_alone(interpreters):
@@ -239,7 +238,7 @@ def test_first_calls_that_are_interrupted_keep_what_is_known(host, interpreters,
     found = record.read_json(tmp_path / "gpu-engines-first.json")["results"]["first_calls"]
     for call in found["calls"]:
         assert call[first_calls.EMPTY]["seconds"] == 5.0 and call[first_calls.BUILT] == {"error": "not measured"}
-    assert "| 5.000 (1) | failed | failed | - |" in engine_pages.first_calls(tmp_path)
+    assert "| 5.000 (1) | failed | failed |  |" in engine_pages.first_calls(tables.read(tmp_path))
 
 
 def test_a_build_that_fails_leaves_its_error(interpreters, monkeypatch):
@@ -262,18 +261,19 @@ def test_a_process_says_what_it_found_or_why_not():
     assert slow.said(0.1) == {"error": "the process took more than 0.1 s"}
 
 
-def test_pages_of_engines(bench, tmp_path, generator):
+def test_pages_of_engines(bench, tmp_path):
     folder = tmp_path / "benchmarks" / "results"
     folder.mkdir(parents=True)
     done, payload = measured(folder, "--engines", "sglang", "--shapes", "2x4096,3x8192")
     assert done.exit_code == 0, done.output
     assert payload["environment"] == ENVIRONMENT
-    seen = engine_pages.seen("sglang", folder)
-    assert "is not known" not in seen and "is not known" in engine_pages.seen("vllm", folder)
+    files = tables.read(folder)
+    seen = engine_pages.seen("sglang", files)
+    assert engine_pages.seen("vllm", files) == ""
     assert "The engine's operator takes 1.60 times as long in the geometric mean of" in seen
     assert "| `topk_transform_ragged_v2` | float32 | 512 | 20.0 / 12.5 (1.60) | 20.0 / 12.5 (1.60) |" in seen
     assert "| `topk` | bfloat16 |" in seen and "top_k_page_table_transform" not in seen
-    assert "* `fast_topk_v2`, 2 x 4,096, float32: it takes k of 2048, not 512" in seen
-    assert "top_k_page_table_transform" in engine_pages.seen("flashinfer", folder)
-    page = generator.benchmark_page(folder)
-    assert "[SGLang](../guide/sglang.md#seen-and-measured), [FlashInfer]" in page
+    assert "| `fast_topk_v2`, 2 x 4,096, float32 | it takes k of 2048, not 512 |" in seen
+    assert "top_k_page_table_transform" in engine_pages.seen("flashinfer", files)
+    page = tables.render(engine_pages.SUMMARY, files)
+    assert "| SGLang | gpu-engines |" in page and "| FlashInfer |" in page

@@ -18,9 +18,9 @@ pytest.importorskip("torch")
 import torch
 
 from ksieve import distributed
-from ksieve_lab.bench import rank_model, rank_pages, rank_rows, ranks
+from ksieve_lab.bench import rank_model, rank_rows, ranks
 from ksieve_lab.cli.app import app
-from ksieve_lab.report import ranks as rank_report
+from ksieve_lab.report import specs, tables
 
 
 def invoke(*arguments):
@@ -51,67 +51,31 @@ def test_one_rank(tmp_path):
 def test_the_page_has_every_number_and_refuses_wrong_ones():
     with ranks.group("cpu"):
         payload = ranks.run([(2, 900)], interleaved=[(3, 800)], k=9, rounds=1, verified_rows=500, replays=4)
-    payload["environment"] |= {"commit": "0123456789", "command": "ksieve bench ranks --out ranks.json"}
-    page = rank_pages.section([("[a](b)", "ranks-cpu-1", payload)])
+    section, file = specs.section_of("ranks"), tables.File("ranks-cpu-1", payload)
+    tables.judge(section, file)
+    page = "".join(tables.render(table, [file]) for table in section.tables)
     found = payload["results"]["verified"]
-    assert f"| [a](b) | 1 | cpu | 500 | 4 | 0 | `{found['digest'][:16]}` | 0123456 |" in page
-    assert "| 2 x 900 | float32 | contiguous |" in page and "| 3 x 800 | float32 | interleaved 64 |" in page
-    assert "torchrun --nproc-per-node N -m ksieve bench ranks --out benchmarks/results" in page
+    assert f"| ranks-cpu-1 | cpu | 1 | 500 | 4 | 0 | `{found['digest'][:16]}` |" in page
     for part in ("verified", "replays"):
         payload["results"][part]["exact"] = False
-        with pytest.raises(ValueError, match="an answer is not exact"):
-            rank_pages.section([("[a](b)", "ranks-cpu-1", payload)])
+        with pytest.raises(tables.InexactError):
+            tables.judge(section, file)
         payload["results"][part]["exact"] = True
 
 
-def _of_gpus(world, times, commit, card="NVIDIA H200"):
-    """A result of some GPUs for the shape that has targets, by the times of whole calls."""
-    facts = {name: {"median_us": us, "added_us": us - 100, "exact": True, "schedule": "Pairs()", "modelled_us": 1}
-             for name, us in times.items()}  # fmt: skip
+def test_the_page_has_whole_calls_over_the_number_of_gpus():
+    """With targets, and with the card of each file; other layouts are no part of it."""
+    times = {"local": 7600, "gathered": 4500, "pairs": 4000, "planned": 3000}
+    facts = {name: {"median_us": us, "exact": True, "schedule": "Pairs()"} for name, us in times.items()}
     case = {"rows": 8192, "width": 1 << 20, "dtype": "float32", "selectors": facts}
-    striped = case | {
-        "layout": "interleaved 64",
-        "selectors": {name: of | {"median_us": 1} for name, of in facts.items()},
-    }
-    environment = {"commit": commit, "gpu": {"devices": [{"name": card}]}, "command": "ksieve bench ranks"}
-    results = {"world": world, "shapes": [case, striped], "verified": None}
-    return {"bench": "ranks", "settings": {"device": "cuda", "k": 2048}, "environment": environment, "results": results}
-
-
-def test_the_page_draws_over_the_number_of_gpus(tmp_path):
-    """Beside predictions, with targets, and with commit and card of each file; other layouts are no part of it."""
-    files = [
-        (f"[f{world}](b)", f"ranks-cuda-{world}", _of_gpus(world, {"local": 7600} | times, commit, card))
-        for world, times, commit, card in (
-            (1, {"gathered": 8000, "pairs": 8000, "planned": 8000}, "aaaaaaaaa", "NVIDIA H200"),
-            (2, {"gathered": 5000, "pairs": 5000, "planned": 5000}, "bbbbbbbbb", "NVIDIA H200"),
-            (4, {"gathered": 4500, "pairs": 4000, "planned": 3000}, "ccccccccc", "NVIDIA H100 80GB HBM3"),
-        )
-    ]
-    expected = {"rows": 8192, "width": 1 << 20, "dtype": "float32", "world": 4, "local_us": 100,
-                "added_us": {"gathered": 4000, "planned": 2700}}  # fmt: skip
-    predicted = {"settings": {"measured": [2, 4]}, "results": {"shapes": [expected]}}
-    page = rank_pages.section(files, predicted)
-    assert "| 2 | 5,000 | 5,000 |  |  | 1.00 |  | 0.76 | NVIDIA H200 | bbbbbbb | [f2](b) |" in page
-    line = "| 4 | 4,500 | 3,000 | 4,100 | 2,800 | 1.50 | target 1.4: met | 0.63 | NVIDIA H100 80GB HBM3 | ccccccc |"
-    assert line in page and "with 2 and 4 GPUs is hollow" in page
-    assert "![ranks cuda over float32](../figures/ranks-cuda-over-float32.svg)" in page
-    payloads = [payload for *_, payload in files]
-    found, foreseen = rank_report.curves(payloads, predicted)
-    assert found == {(8192, 1 << 20, "float32"): {
-        1: {"gathered": 8000, "planned": 8000}, 2: {"gathered": 5000, "planned": 5000},
-        4: {"gathered": 4500, "planned": 3000}}}  # fmt: skip
-    assert list(foreseen.values()) == [{4: {"gathered": 4100, "planned": 2800}}]
-    other = payloads[0] | {"environment": payloads[2]["environment"]}
-    assert rank_report.one_of_each_world([other, *payloads[:2]]) == payloads[:2]
-    assert rank_report.world_names(payloads[:1]) == []
-    pytest.importorskip("matplotlib")
-    png, svg = rank_report.draw_worlds(payloads, predicted, tmp_path)
-    text = svg.read_text()
-    for word in ("predicted", "8,192 rows", "billion scores a second and GPU", "NVIDIA H100 80GB HBM3", "k = 2,048"):
-        assert word in text, word
-    assert png.exists() and "prefers-color-scheme: dark" in text
-    assert rank_report.draw_worlds(payloads, None, tmp_path)
+    payload = {
+        "bench": "ranks", "settings": {"device": "cuda", "k": 2048},
+        "environment": {"gpu": {"devices": [{"name": "NVIDIA H200"}]}},
+        "results": {"world": 4, "shapes": [case, case | {"layout": "interleaved 64"}], "verified": None},
+    }  # fmt: skip
+    page = tables.render(specs.section_of("ranks").tables[0], [tables.File("f4", payload)])
+    line = "| 4 | float32 | 7,600 | 4,500 | 3,000 | 1.50 | target 1.4: met | `Pairs()` | NVIDIA H200 | f4 |"
+    assert page.endswith(f"---|\n{line}".replace("---|", "--- |"))
 
 
 @pytest.mark.extended
@@ -160,8 +124,8 @@ def test_more_gpus_are_predicted_from_fewer(tmp_path):
         assert case["added_us"]["planned"] == distributed.LINKS["nvlink"].total_us(best, shape)
         share = case["local_us"] / (case["local_us"] + 80)
         assert case["rate_of_one"]["gathered"] == pytest.approx(share)
-    page = rank_pages.predicted("[a](b)", payload)
-    assert "| 8 | 8,192 x 131,072 | float32 | 134,218 | 80 |" in page and "of 2 and 4 GPUs" in page
+    page = tables.render(specs.section_of("ranks").tables[1], [tables.File("predicted-ranks", payload)])
+    assert "| 8 | float32 | 1,073,742 | 80 |" in page
     assert "numbers of GPUs" in str(invoke("--predict", "four").exception)
     (tmp_path / "ranks-cuda-4.json").unlink()
     assert "results of two numbers of GPUs" in str(invoke("--predict", "8", "--out", tmp_path).exception)

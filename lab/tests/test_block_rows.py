@@ -13,8 +13,9 @@ import pytest
 from bench_host import invoke
 from ksieve import api
 from ksieve.planning.devices import DEVICES
-from ksieve_lab.bench import block_pages, block_rows
+from ksieve_lab.bench import block_rows
 from ksieve_lab.bench.block_rows import judged
+from ksieve_lab.report import specs, tables
 
 torch = pytest.importorskip("torch")
 
@@ -54,11 +55,11 @@ def test_every_kind_on_the_cpu(tmp_path):
     assert set(found["kinds"]) == set(KINDS) and set(found["dtypes"]) == set(block_rows.EVERY)
     assert sum(found["families"].values()) == found["rows"] >= found["by_verify"] > 0
     assert f"verified {found['rows']:,} rows: 0 failed" in done.output
-    page = block_pages.section("[a](b)", "blocks-cpu", payload)
-    assert "| [a](b) | cpu |" in page and "rounds" not in page
+    section, file = specs.section_of("blocks"), tables.File("blocks-cpu", payload)
+    assert f"| blocks-cpu | cpu |  | {found['rows']} |" in tables.render(section.tables[1], [file])
     found["exact"] = False
-    with pytest.raises(ValueError, match="an answer is not exact"):
-        block_pages.section("[a](b)", "blocks-cpu", payload)
+    with pytest.raises(tables.InexactError):
+        tables.judge(section, file)
 
 
 def test_the_model_gives_right_answers_too():

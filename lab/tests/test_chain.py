@@ -20,7 +20,7 @@ from ksieve.planning.tune.timing import Timing
 from ksieve_lab.bench import chain, floor
 from ksieve_lab.captures import factors
 from ksieve_lab.chain import producers
-from ksieve_lab.report import chain as drawing
+from ksieve_lab.report import figures
 
 torch = pytest.importorskip("torch")
 
@@ -151,7 +151,7 @@ def test_the_figure_is_drawn(on_the_host, monkeypatch, tmp_path):
     monkeypatch.setattr(timing, "measure", fake_measure([]))
     payload = run_small()
     payload["results"]["requests"][0]["floor_ms"] = 0.1
-    assert [p.suffix for p in drawing.draw(payload, tmp_path / "chain")] == [".png", ".svg"]
+    assert [p.suffix for p in figures.draw(payload, tmp_path, "chain")] == [".png", ".svg"]
 
 
 def test_the_command_prints_the_share_and_the_papers(on_the_host, monkeypatch, tmp_path):

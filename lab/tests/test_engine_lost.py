@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,9 @@ from bench_engines import bench, fakes, host, measured
 from bench_host import invoke
 from ksieve.cli import exits
 from ksieve.planning.tune import timing
-from ksieve_lab.bench import engine_cases, engine_pages, engines, pages
+from ksieve_lab.bench import engine_cases, engines
+from ksieve_lab.report import tables
+from ksieve_lab.report.specs.engines import seen
 
 __all__ = ["bench", "fakes", "host"]
 
@@ -75,8 +76,8 @@ def test_what_is_known_to_fail_comes_last(device, tmp_path):
     untimed = [(case["operator"], case["rows"]) for case in found["shapes"] if "times_faster" not in case]
     assert untimed == [(RAGGED, 5)] and ERROR in found["shapes"][-1]["skipped"]
     assert all(host[engines.AFTER]["median_us"] > 0 for host in found["host"])
-    page = engine_pages.gained("sglang", Path("a"), payload)
-    assert "`topk_transform_ragged_v2`, 5 x 4,096, float32: the engine's own: RuntimeError: CUDA error" in page
+    page = seen("sglang", [tables.File("a", payload)])
+    assert "`topk_transform_ragged_v2`, 5 x 4,096, float32 | the engine's own: RuntimeError: CUDA error" in page
 
 
 def test_a_fault_of_ksieve_is_not_the_engine_s(device, tmp_path):
@@ -87,8 +88,8 @@ def test_a_fault_of_ksieve_is_not_the_engine_s(device, tmp_path):
     assert {lost["by"] for lost in found["lost"]} == {engines.AFTER}
     case = next(case for case in found["shapes"] if case["rows"] == 5 and "lost_by" in case)
     assert "not supported" in case["selectors"][engines.AFTER]["error"] and "skipped" not in case
-    with pytest.raises(pages.InexactError):
-        engine_pages.gained("sglang", Path("a"), payload)
+    with pytest.raises(tables.InexactError):
+        seen("sglang", [tables.File("a", payload)])
 
 
 def test_a_fault_of_the_host_s_part(device, tmp_path):

@@ -1,4 +1,4 @@
-"""Figures: files written, ids and colours of inline SVGs, axes in powers of two, and life without matplotlib."""
+"""Figures: every specification draws from its committed file, legibly on light and dark pages, twice the same."""
 
 from __future__ import annotations
 
@@ -6,78 +6,74 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import ROOT
 
 from ksieve.core.errors import BackendError
 from ksieve.planning.tune import record
-from ksieve_lab.bench import pages
-from ksieve_lab.report import benches, figures
+from ksieve_lab.report import figures, specs
+from ksieve_lab.report.figures import Figure, Mark
+from ksieve_lab.report.specs import study
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 
-
-def draw():
-    with figures.canvas(1, 2, size=(6, 3)) as (figure, axes):
-        axes[0].plot([1024, 65536], [1.0, 2.0], **figures.series(0), label="a")
-        figures.log2_axis(axes[0].xaxis, [1024, 65536], "width")
-        figures.heat_map(axes[1], [[0.5, 1.0], [np.nan, 2.0]], rows=["1", "2"], columns=["a", "b"], centre=1, label="x")
-    return figure, axes
+KINDS = {
+    "line": Figure(
+        kind="line", marks=[Mark("p", "a", 1024, 1.0), Mark("p", "a", 65536, 2.0)], scale="log2", at="width"
+    ),
+    "marks": Figure(kind="marks", marks=[Mark("p", "b", "x $", 1.0, 0.5, 2.0, "text")], lying=True, rules={"one": 1}),
+    "heat": Figure(kind="heat", marks=[Mark("p", "1", "a", 0.5), Mark("p", "1", "b", float("nan"))]),
+}
 
 
 def test_save_writes_png_and_svg_and_the_same_svg_twice(tmp_path):
-    first = figures.save(draw()[0], tmp_path / "deep" / "name.v1")
+    first = figures.save(figures.render(KINDS["line"]), tmp_path / "deep" / "name.v1")
     assert [p.name for p in first] == ["name.v1.png", "name.v1.svg"]
     assert first[0].read_bytes().startswith(b"\x89PNG")
     text = first[1].read_text()
     ElementTree.fromstring(text)
     assert ">width<" in text, "text is stored as text"
     dark = re.findall(r'\[style\*="(fill|stroke): (#\w+)"\]{\1:(#\w+)!important}', text)
-    for use, colour, _ in dark:
-        assert f"{use}: {colour}" in text.partition("</style>")[2]
     assert {("fill", figures.INK), ("fill", figures.CARD), ("stroke", figures.GRID)} <= {pair[:2] for pair in dark}
     assert "@media (prefers-color-scheme: dark)" in text
-    second = figures.save(draw()[0], tmp_path / "again.svg")
-    assert [p.name for p in second] == ["again.png", "again.svg"]
-    assert second[1].read_text() == text
+    assert figures.save(figures.render(KINDS["line"]), tmp_path / "again.svg")[1].read_text() == text
 
 
 def test_inline_svg_follows_the_page_and_shares_no_id():
-    text = figures.inline_svg(figures.svg_of(draw()[0]), label='a "quoted" <label>')
-    with figures.canvas() as (other, axes):
-        axes.plot([0, 1], [0, 1], **figures.series(1))
-    second = figures.inline_svg(figures.svg_of(other))
+    text, second = (figures.inline_svg(figures.svg_of(figures.render(KINDS[name])), label='a "<b>') for name in
+                    ("line", "marks"))  # fmt: skip
     root = ElementTree.fromstring(text)
-    assert root.get("aria-label") == 'a "quoted" <label>'
-    assert root.get("width") is None
-    assert root.get("viewBox")
+    assert root.get("aria-label") == 'a "<b>' and root.get("width") is None and root.get("viewBox")
     for colour in (figures.INK, figures.CARD, *figures.PALETTE.values()):
         assert colour not in text
     for name in set(re.findall(r"var\((--k-\w+)\)", text + second)):
         assert figures.PAGE_CSS.count(f"{name}:") == 2, "a light value and a dark one"
     ids = [set(re.findall(r'\bid="([^"]+)"', t)) for t in (text, second)]
     assert not ids[0] & ids[1]
-    referred = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
-    assert referred
-    assert referred <= ids[0]
 
 
-def test_heat_map_writes_each_number_and_leaves_nan_blank():
-    _, axes = draw()
-    assert [t.get_text() for t in axes[1].texts] == ["0.50", "1.00", "2.00"]
-    assert [t.get_text() for t in axes[1].get_yticklabels()] == ["1", "2"]
-    assert axes[1].yaxis.get_inverted()
+@pytest.mark.parametrize("dark", [False, True])
+def test_words_and_series_stand_out_from_the_card(dark):
+    """Contrast ratios of WCAG: 4.5 for words, 2 for lines, whose series differ in marker and dash too."""
+
+    def luminance(colour):
+        parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    colours = figures._DARK if dark else figures._LIGHT
+    card = luminance(colours["card"])
+    for name in ("ink", "muted", *figures.PALETTE):
+        other = luminance(colours[name])
+        ratio = (max(card, other) + 0.05) / (min(card, other) + 0.05)
+        assert ratio > (4.5 if name in ("ink", "muted") else 2), name
 
 
-def test_log2_axis_labels_powers_of_two():
-    _, axes = draw()
-    assert [t.get_text() for t in axes[0].get_xticklabels()] == ["1K", "2K", "4K", "8K", "16K", "32K", "64K"]
-    with figures.canvas() as (_, many):
-        figures.log2_axis(many.yaxis, [1, 2**20], "rows", most=6)
-    assert [t.get_text() for t in many.get_yticklabels()] == ["1", "16", "256", "4K", "64K", "1M"]
+def test_a_heat_map_writes_each_number_and_leaves_nan_blank():
+    (axes,) = figures.render(KINDS["heat"]).axes
+    assert [t.get_text() for t in axes.texts] == ["0.50"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -90,83 +86,56 @@ def test_size_text(value, text):
 
 def test_missing_matplotlib_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(BackendError, match=r"ksieve\[plot\]"), figures.canvas():
-        pass
+    with pytest.raises(BackendError, match=r"ksieve\[plot\]"):
+        figures.render(KINDS["line"])
 
 
 def test_importing_figures_does_not_import_matplotlib():
-    code = "import sys, ksieve_lab.report.figures; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, ksieve_lab.report.figures, ksieve_lab.report.specs; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_twelve_series_look_different():
     """Libraries are compared in one plot: none may look like another."""
-    for marker in (True, False):
-        looks = [str(figures.series(index, marker=marker)) for index in range(12)]
-        assert len(set(looks)) == 12
+    assert len({str(figures.series(index)) for index in range(12)}) == 12
 
 
-RESULTS = sorted((ROOT / "benchmarks" / "results").glob("gpu-*.json"))
+def specified():
+    """Every figure of the committed files."""
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        payload = record.read_json(path)
+        for spec in specs.figures_of(payload):
+            yield pytest.param(spec, id=f"{path.stem}{spec.name}")
+        for name, (_, specify) in study.FIGURES.items() if payload["bench"] == "study" else ():
+            yield pytest.param(specify(payload["results"]), id=f"study-{name}")
 
 
-def drawn(path):
-    """Every figure of a committed result, by the end of its name."""
-    kept = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "save", lambda figure, stem, **_: kept.update({Path(stem).name: figure}) or [])
-        benches.draw(record.read_json(path), Path("nowhere"), path.stem)
-    return kept
-
-
-@pytest.mark.parametrize("path", RESULTS, ids=[path.stem for path in RESULTS])
-def test_no_words_of_a_figure_lie_on_others_or_outside(path):
-    for name, figure in drawn(path).items():
-        figure.draw_without_rendering()
-        whole = figure.bbox
-        titles = [figure._suptitle] if figure._suptitle else []
-        boxes = {
-            "title": [t.get_window_extent() for t in titles],
-            "legend": [x.get_window_extent() for x in figure.legends],
-        }
-        texts = [t for axes in figure.axes for t in axes.texts if t.get_text().strip() and axes.get_visible()]
-        labels = [t for a in figure.axes if a.get_visible() for t in (*a.get_xticklabels(), *a.get_yticklabels())]
-        boxes["text"] = [t.get_window_extent() for t in texts if len(texts) < 60]  # not the cells of a heat map
-        for kind, found in boxes.items():
-            for box in found:
-                assert box.x0 >= whole.x0 - 1 and box.x1 <= whole.x1 + 1, f"{name}: a {kind} is cut off"
-                assert box.y0 >= whole.y0 - 1 and box.y1 <= whole.y1 + 1, f"{name}: a {kind} is cut off"
-        everything = [box for found in boxes.values() for box in found]
-        for i, one in enumerate(everything):
-            for other in everything[:i]:
-                apart = (
-                    one.x1 <= other.x0 + 1 or other.x1 <= one.x0 + 1 or one.y1 <= other.y0 + 1 or other.y1 <= one.y0 + 1
-                )
-                assert apart, f"{name}: words lie on each other"
-        assert min((t.get_fontsize() for t in (*texts, *labels)), default=8) >= 7.5, name
-
-
-@pytest.mark.parametrize("stem", ["gpu-decode-k2048", "gpu-short-k2048", "gpu-operator-k2048"])
-def test_panels_have_few_curves_and_the_page_names_the_others(stem):
-    payload = record.read_json(ROOT / "benchmarks" / "results" / f"{stem}.json")
-    (curves,) = (figure for name, figure in drawn(ROOT / "benchmarks" / "results" / f"{stem}.json").items()
-                 if name.endswith(benches.CURVES))  # fmt: skip
-    for axes in curves.axes:
-        if axes.get_visible():
-            names = [line.get_label() for line in axes.get_lines()]
-            assert names[:2] == ["plain read", "ksieve"] and len(names) <= benches.MOST_CURVES
-    timed = {n for s in payload["results"]["shapes"] for n, f in s.get("selectors", {}).items() if f.get("median_us")}
-    assert set(benches.left_out(payload)) <= timed - set(names)
-    assert pages.images(payload, stem)[-1].startswith("Not drawn") == bool(benches.left_out(payload))
+@pytest.mark.parametrize("spec", list(specified()))
+def test_no_words_of_a_figure_lie_on_others_or_outside(spec):
+    figure = figures.render(spec)
+    figure.draw_without_rendering()
+    whole, shown = figure.bbox, [axes for axes in figure.axes if axes.get_visible()]
+    texts = [t for axes in shown for t in axes.texts if t.get_text().strip()]
+    boxes = [t.get_window_extent() for t in [figure._suptitle, *figure.legends, *(axes.title for axes in shown)] if t]
+    boxes += [t.get_window_extent() for t in texts if len(texts) < 60]  # not the cells of a heat map
+    boxes = [box for box in boxes if box.width > 1]
+    for i, one in enumerate(boxes):
+        assert one.x0 >= whole.x0 - 1 and one.x1 <= whole.x1 + 1, "cut off"
+        assert one.y0 >= whole.y0 - 1 and one.y1 <= whole.y1 + 1, "cut off"
+        for other in boxes[:i]:
+            apart = one.x1 <= other.x0 + 1 or other.x1 <= one.x0 + 1 or one.y1 <= other.y0 + 1 or other.y1 <= one.y0 + 1
+            assert apart, "words lie on each other"
+    labels = [t for axes in shown for t in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+    assert min(t.get_fontsize() for t in (*texts, *labels)) >= 7.5
 
 
 def test_options_are_bars_of_time_over_the_plain_call():
-    path = ROOT / "benchmarks" / "results" / "gpu-options-k2048.json"
-    (figure,) = drawn(path).values()
-    shapes = record.read_json(path)["results"]["shapes"]
-    assert len([a for a in figure.axes if a.get_visible()]) == len(shapes)
+    payload = record.read_json(ROOT / "benchmarks" / "results" / "gpu-options-k2048.json")
+    (spec,) = specs.figures_of(payload)
+    figure = figures.render(spec)
     names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    for axes, shape in zip(figure.axes, shapes, strict=True):
-        for bar in axes.patches:
-            name = names[round(bar.get_y() + bar.get_height() / 2)]
-            plain = shape["selectors"]["plain"]["median_us"]
-            assert bar.get_width() == pytest.approx(shape["selectors"][name]["median_us"] / plain)
+    for axes, shape in zip(figure.axes, payload["results"]["shapes"], strict=True):
+        for bar, name in zip(axes.patches[: len(names)], names, strict=True):
+            facts = shape["selectors"].get(name)
+            expected = facts["median_us"] / shape["selectors"]["plain"]["median_us"] if facts else float("nan")
+            assert bar.get_width() == pytest.approx(expected, nan_ok=True)

@@ -12,7 +12,7 @@ import ksieve_lab
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.planning.tune import record
 from ksieve_lab.bench import targets as machines
-from ksieve_lab.report import benches
+from ksieve_lab.report import figures
 from ksieve_lab.traces import replay
 from ksieve_lab.traces.serving import Invocation, invocations
 from ksieve_lab.workloads.producers import write_synthetic
@@ -146,7 +146,7 @@ def test_the_example_is_small_and_the_figure_is_drawn(tmp_path):
     assert sum(c.valid_scores for c in replay.EXAMPLE.calls) < 5e7
     payload = replay.run(SMALL, backend="cpu", rounds=1)
     path = record.write_json(tmp_path / "replay.json", payload)
-    assert len(benches.draw(record.read_json(path), tmp_path, "replay")) == 2
+    assert len(figures.draw(record.read_json(path), tmp_path, "replay")) == 2
 
 
 def test_the_commands_say_what_they_did(tmp_path, monkeypatch):

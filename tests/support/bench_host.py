@@ -7,7 +7,6 @@ import importlib.util
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
 import ksieve
 from ksieve import api
@@ -101,13 +100,3 @@ def factor_file(path, queries=5, keys=40, heads=2):
     }
     save_file(tensors, path)
     return tensors
-
-
-@pytest.fixture
-def generator(monkeypatch, tmp_path):
-    """`scripts/generate_docs.py`, for results and pages below a folder of the test."""
-    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts" / "generate_docs.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "ROOT", tmp_path)
-    return module

@@ -141,8 +141,7 @@ def test_a_full_disk_leaves_the_old_figures(tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("f.png", "f.svg"):
         (tmp_path / name).write_text("what was there")
-    with figures.canvas() as (figure, axes):
-        axes.plot([1, 2])
+    figure = figures.render(figures.Figure(kind="line", marks=[figures.Mark("", "a", 1, 2.0)]))
     with file_sizes() as limit, pytest.raises(OSError, match=r"f\.png"):
         limit(64)
         figures.save(figure, tmp_path / "f")

@@ -164,12 +164,12 @@ def bench_plot(
     A figure has the name of its result file.
     """
     from ksieve.planning.tune import record
-    from ksieve_lab.report import benches
+    from ksieve_lab.report import figures
 
     payloads = [record.read_json(path) for path in results]
     gpu.ready(folder)
     for path, payload in zip(results, payloads, strict=True):
-        drawn = benches.draw(payload, folder, path.stem)
+        drawn = figures.draw(payload, folder, path.stem)
         if not drawn:
             terminal.note(f"{path}: nothing to draw in a result of bench {payload['bench']}")
         for file in drawn:

@@ -112,9 +112,9 @@ def _teller() -> Any:
 
 
 def _say(results: dict[str, Any], rounds: int) -> None:
-    from ksieve_lab.bench import engine_pages
     from ksieve_lab.bench.engines import AFTER, BEFORE
     from ksieve_lab.bench.first_calls import BUILT, BUNDLE, EMPTY
+    from ksieve_lab.report.specs.engines import built, seconds
 
     cases = results.get("shapes", [])
     rows = [
@@ -154,14 +154,14 @@ def _say(results: dict[str, Any], rounds: int) -> None:
             [
                 call["adapter"],
                 gpu.shape_name(call),
-                *(engine_pages.first(call[state]) for state in (EMPTY, BUILT, BUNDLE)),
+                *(seconds(call[state]) for state in (EMPTY, BUILT, BUNDLE)),
             ]
             for call in found["calls"]
         ]
         terminal.table(["first call", "rows x width", EMPTY, BUILT, BUNDLE], lines)
         terminal.say("seconds until the answer is there, and kernels compiled")
         for said in found["builds"]:
-            terminal.note(engine_pages.built(said))
+            terminal.note(built(said))
 
 
 def _host(host: dict[str, Any], name: str) -> str:

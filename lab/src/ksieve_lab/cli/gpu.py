@@ -285,10 +285,10 @@ def finish(path: Path | None, payload: dict[str, Any], figures: Path | None) -> 
     if path is not None:
         terminal.say(f"written: {_short(record.write_json(path.absolute(), payload))}")
     if figures is not None:
-        from ksieve_lab.report import benches
+        from ksieve_lab.report.figures import draw
 
         stem = path.stem if path is not None else payload["bench"]
-        for drawn in benches.draw(payload, figures.absolute(), stem):
+        for drawn in draw(payload, figures.absolute(), stem):
             terminal.say(f"drawn: {_short(drawn)}")
     terminal.result(lambda: payload)
 

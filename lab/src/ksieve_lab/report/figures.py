@@ -1,4 +1,4 @@
-"""One look for every figure: style, colours, axes in powers of two, heat maps, and saving as PNG and SVG.
+"""One renderer of figures: a `Figure` says what is drawn where, `render` draws it, `save` writes PNG and SVG.
 
 A PNG is a solid light card with dark ink. An SVG is the same card, and holds a style sheet that gives its colours dark
 values where the reader prefers a dark page; viewers without style sheets show the light ones. Inside an HTML report of
@@ -7,11 +7,6 @@ our own, `inline_svg` names the colours by CSS variables, to which `PAGE_CSS` gi
 Colours are Okabe and Ito's (2008), which readers with any common colour vision distinguish; `series` pairs each
 with a marker and a dash of its own, so that nothing hangs on colour alone. Matplotlib is imported when a figure is
 drawn, never by importing ksieve.
-
-    with figures.canvas(1, 2, size=(9, 3.6)) as (fig, axes):
-        axes[0].plot(widths, seconds, **figures.series(0), label="ksieve")
-        figures.log2_axis(axes[0].xaxis, widths, "row width")
-    figures.save(fig, "docs/figures/widths")
 """
 
 from __future__ import annotations
@@ -22,10 +17,10 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -121,25 +116,69 @@ def can_draw() -> bool:
     return True
 
 
-@contextmanager
-def canvas(
-    rows: int = 1, columns: int = 1, *, size: tuple[float, float] = (6.4, 3.8), **subplots: Any
-) -> Iterator[tuple[Any, Any]]:
-    """Make a figure and its axes; draw inside the ``with`` block, where the style is in force.
+class Mark(NamedTuple):
+    """One point, bar or cell: its panel and series, its place, its value, the ends of its range, words."""
 
-    Parameters
+    panel: str
+    series: str
+    at: float | str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What is drawn, in panels of one kind.
+
+    Attributes
     ----------
-    rows, columns : int
-        Panels.
-    size : (float, float)
-        Width and height of the whole in inches; a page column is about 6.5 wide.
-    **subplots
-        For ``Figure.subplots``: ``sharey=True``, ``width_ratios=...``.
+    kind : {"line", "band", "marks", "bar", "stack", "heat"}
+        The marks of a series are joined, joined over a band of their ranges, alone, bars side by side or one on the
+        other, or a row of cells. Ranges are bars of error but in a band.
+    marks : sequence of Mark
+        Panels, series and named places come in the order in which the marks name them.
+    name, heading : str
+        End of the file's name, and what a reader sees in its place.
+    at, value : str
+        Labels of the axes of places and values.
+    lying : bool
+        Whether places lie on the vertical axis, the first on top.
+    scale : {"linear", "log", "log2"}
+        Of places that are numbers; "log2" has ticks at powers of two.
+    log : sequence of str
+        Panels whose values lie on a logarithmic axis.
+    shared : bool
+        Whether the panels have one scale of values, and the same named places.
+    rules : mapping
+        Values that a line across each panel marks, by their words.
+    references : sequence of str
+        Series that are thin and dashed, without marks.
+    title : str
+    """
 
-    Yields
-    ------
-    figure, axes
-        One axes for a single panel, else the array of them as matplotlib shapes it.
+    kind: str
+    marks: Sequence[Mark]
+    name: str = ""
+    heading: str = ""
+    at: str = ""
+    value: str = ""
+    lying: bool = False
+    scale: str = "linear"
+    log: Sequence[str] = ()
+    shared: bool = False
+    rules: Mapping[str, float] = field(default_factory=dict)
+    references: Sequence[str] = ()
+    title: str = ""
+
+
+def render(spec: Figure) -> Any:
+    """Draw a figure.
+
+    Returns
+    -------
+    matplotlib Figure
 
     Raises
     ------
@@ -149,13 +188,189 @@ def canvas(
     require_matplotlib()
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Canvas
 
+    panels = list(dict.fromkeys(mark.panel for mark in spec.marks)) or [""]  # of nothing, empty axes
+    every = list(dict.fromkeys(mark.series for mark in spec.marks))
+    columns = min(len(panels), 3 if spec.lying else 4)
+    rows = math.ceil(len(panels) / columns)
+    lines = max(len({m.at for m in spec.marks if m.panel == panel}) for panel in panels)
+    if spec.kind == "heat":
+        width, height = max(7.0, 0.62 * lines), 0.8 + 0.36 * len(every)
+    elif spec.lying:
+        crowded = spec.kind == "bar" or any(mark.low is not None for mark in spec.marks)
+        names = max((len(str(mark.at)) for mark in spec.marks), default=0) * (0.075 / columns if spec.shared else 0.075)
+        width = (5.5 if columns == 1 else 3.2) + names
+        height = 0.7 + lines * (max(0.22, 0.16 * len(every)) if crowded else 0.26)
+    else:
+        width, height = {1: (6.4, 4.0), 2: (4.7, 3.4)}.get(columns, (2.7, 2.6))
     # No pyplot: nothing global to close, no display asked for.
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=size)
-        FigureCanvasAgg(figure)
-        yield figure, figure.subplots(rows, columns, **subplots)
+        canvas = Canvas(figsize=(0.8 + width * columns, 0.9 + height * rows))
+        FigureCanvasAgg(canvas)
+        share: Any = {f"share{axis}": spec.shared and (axis == "y" or spec.lying) for axis in "xy"}
+        grid = list(canvas.subplots(rows, columns, squeeze=False, **share).flat)
+        for axes, panel in zip(grid, panels, strict=False):
+            _panel(axes, spec, panel, every)
+        for axes, panel in zip(grid, panels, strict=False):  # after all panels, whose scale may be shared
+            if panel not in spec.log and spec.kind != "heat" and not any(mark.value < 0 for mark in spec.marks):
+                axes.set(**{"xlim" if spec.lying else "ylim": (0, None)})
+            if spec.shared and not axes.get_subplotspec().is_first_col():
+                axes.set_ylabel("")
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        pairs = (pair for axes in grid for pair in zip(*axes.get_legend_handles_labels(), strict=True))
+        shown = {label: handle for handle, label in pairs}
+        if len(shown) > 1:
+            fit = int((0.8 + width * columns) / (0.6 + 0.075 * max(map(len, shown))))
+            canvas.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=max(1, min(fit, 5)))
+        if spec.title:
+            canvas.suptitle(plain_text(spec.title), fontsize=9.5, x=0.01, ha="left")
+    return canvas
+
+
+def _panel(axes: Any, spec: Figure, panel: str, every: Sequence[str]) -> None:
+    marks = [mark for mark in spec.marks if mark.panel == panel]
+    places = list(dict.fromkeys(m.at for m in (spec.marks if spec.shared else marks) if isinstance(m.at, str)))
+    across, along = (axes.yaxis, axes.xaxis) if spec.lying else (axes.xaxis, axes.yaxis)
+    across.set_label_text(spec.at)
+    along.set_label_text(spec.value)
+    axes.set_title(plain_text(panel))
+    if not marks:
+        return
+    if spec.kind == "heat":
+        _heat(axes, marks, every, places)
+        return
+    begins: dict[float, float] = {}
+    plain = [name for name in every if name not in spec.references]
+    for name in every:
+        _series(axes, spec, name, [mark for mark in marks if mark.series == name], plain, places, begins)
+    for number, (label, value) in enumerate(spec.rules.items()):
+        look = {
+            "color": (INK, PALETTE["vermilion"])[number % 2],
+            "linewidth": 1,
+            "linestyle": (0, (4, 2)),
+            "zorder": 1.5,
+        }
+        (axes.axvline if spec.lying else axes.axhline)(value, label=plain_text(label), **look)
+    _scale(across, spec.scale, [mark.at for mark in marks], places)
+    values = [v for m in marks for v in (m.value, m.low, m.high) if v is not None and v > 0]
+    if panel in spec.log:
+        _scale(along, "log", values, [])
+    if spec.lying:
+        axes.set_ylim(len(places) - 0.4, -0.6)
+    across.grid(not places)
+
+
+def _series(
+    axes: Any, spec: Figure, name: str, marks: Sequence[Mark], plain: Sequence[str], places: Sequence[str],
+    begins: dict[float, float],
+) -> None:  # fmt: skip
+    """Draw the marks of one series in a panel; `begins` holds where the next bar of a stack begins."""
+    if not marks:
+        return
+    index = plain.index(name) if name in plain else 0
+    ranged = spec.kind != "band" and any(mark.low is not None for mark in marks)
+    step = 0.8 / len(plain) if places and (spec.kind == "bar" or ranged) else 0.0
+    shift = (index - (len(plain) - 1) / 2) * step if name in plain else 0.0
+    at: Any = [places.index(mark.at) + shift if isinstance(mark.at, str) else mark.at for mark in marks]
+    values: Any = np.array([mark.value for mark in marks], dtype=float)
+    low, high = (np.array([v if (v := getattr(m, end)) is not None else m.value for m in marks], dtype=float)
+                 for end in ("low", "high"))  # fmt: skip
+    label, texts = plain_text(name), [mark.text for mark in marks]
+    if spec.kind in ("bar", "stack"):
+        base = [begins.get(place, 0.0) if spec.kind == "stack" else 0.0 for place in at]
+        begins.update({place: begin + value for place, begin, value in zip(at, base, values, strict=True)})
+        settings = {"height" if spec.lying else "width": 0.9 * step or 0.7, "left" if spec.lying else "bottom": base}
+        bars = (axes.barh if spec.lying else axes.bar)(
+            at, values, color=series(index)["color"], label=label, **settings
+        )
+        if any(texts):
+            axes.bar_label(bars, texts, padding=3, fontsize=8, bbox={"fc": CARD, "ec": "none", "pad": 0.5})
+            axes.margins(**{"x" if spec.lying else "y": 0.35 if max(map(len, texts)) > 6 else 0.12})
+        return
+    look = series(index)
+    if name in spec.references:
+        dash = (1, 1.4) if spec.references.index(name) % 2 else (5, 2)
+        look = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, dash)}
+    elif spec.kind == "marks":
+        look |= {"linestyle": "none"}
+    if spec.kind == "band":
+        axes.fill_between(at, low, high, color=look["color"], alpha=0.16, linewidth=0)
+    x, y = (values, at) if spec.lying else (at, values)
+    ends = {"xerr" if spec.lying else "yerr": np.maximum([values - low, high - values], 0)} if ranged else {}
+    axes.errorbar(x, y, label=label, capsize=2.5, elinewidth=1.2, **look, **ends)
+    for mark, place in zip(marks, at, strict=True):
+        if mark.text:
+            axes.text(1.01, place, mark.text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
+
+
+def _scale(axis: Any, scale: str, values: Sequence[Any], places: Sequence[str]) -> None:
+    """Give an axis its scale and ticks: named places, or powers of two with labels like 64K."""
+    axes = axis.axes
+    if places:
+        axis.set_ticks(range(len(places)), [plain_text(place) for place in places])
+    elif scale == "log2":
+        least, most = min(values), max(values)
+        low, high = math.floor(math.log2(least)), math.ceil(math.log2(most))
+        pad = 2 ** (0.04 * max(high - low, 1))
+        getattr(axes, f"set_{axis.axis_name}scale")("log", base=2)
+        axes.set(**{f"{axis.axis_name}lim": (least / pad, most * pad)})
+        ticks = [2.0**e for e in range(low, high + 1, max(1, math.ceil((high - low + 1) / 7)))]
+        axis.set_ticks(ticks, [size_text(tick) for tick in ticks])
+        axis.set_ticks([], minor=True)
+    elif scale == "log":
+        getattr(axes, f"set_{axis.axis_name}scale")("log", subs=(2, 5) if max(values) < 100 * min(values) else ())
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
+
+
+def _heat(axes: Any, marks: Sequence[Mark], rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Cells of fractions, each with its number in it; a cell without a mark stays blank."""
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    table = np.full((len(rows), len(columns)), np.nan)
+    for mark in marks:
+        table[rows.index(mark.series), columns.index(str(mark.at))] = mark.value
+    # Light to dark blue: order survives a black-and-white print.
+    colours = LinearSegmentedColormap.from_list("k", ["#f2f6fa", "#9cc7e3", "#2f86bd", "#08396b"])
+    norm = Normalize(0.0, 1.0)
+    axes.pcolormesh(np.ma.masked_invalid(table), cmap=colours, norm=norm, edgecolors=CARD, linewidth=1.5)
+    for (i, j), value in np.ndenumerate(table):
+        if np.isfinite(value):
+            red, green, blue, _ = colours(norm(value))
+            dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.55
+            # Not the ink: a cell keeps its colour on a dark page, so its text must too.
+            axes.text(j + 0.5, i + 0.5, f"{value:.2f}", ha="center", va="center", fontsize=8,
+                      color="#fefefe" if dark else "#101214")  # fmt: skip
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
+    axes.invert_yaxis()
+    axes.grid(False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def draw(payload: Mapping[str, Any], folder: Path, stem: str) -> list[Path]:
+    """Draw the figures of a result file as PNG and SVG, as its bench specifies them.
+
+    Parameters
+    ----------
+    payload : mapping
+        As `ksieve.planning.tune.record.read_json` gives it.
+    folder : Path
+        Made as needed.
+    stem : str
+        Beginning of the figures' names, as of the result file.
+
+    Returns
+    -------
+    list of Path
+        What was written; empty for results that have no figure.
+    """
+    from ksieve_lab.report import specs
+
+    return [path for spec in specs.figures_of(payload) for path in save(render(spec), folder / f"{stem}{spec.name}")]
 
 
 def save(figure: Any, stem: str | os.PathLike[str], *, dpi: int = 160, svg_text: str | None = None) -> list[Path]:
@@ -187,11 +402,11 @@ def save(figure: Any, stem: str | os.PathLike[str], *, dpi: int = 160, svg_text:
         pixels = io.BytesIO()
         figure.savefig(pixels, format="png", dpi=dpi, metadata={"Software": None})
     atomic.write_bytes(png, pixels.getvalue(), folders=True)
-    atomic.write_text(svg, _themed(svg_text or svg_of(figure)))
+    atomic.write_text(svg, themed(svg_text or svg_of(figure)))
     return [png, svg]
 
 
-def _themed(svg: str) -> str:
+def themed(svg: str) -> str:
     """Add a style sheet for readers who prefer a dark page: every colour of ours, by the value that is written."""
     rules = [
         f'[style*="{use}: {light}"]{{{use}:{dark}!important}}'
@@ -270,103 +485,3 @@ def size_text(value: float) -> str:
             text = f"{value / scale:.4g}"
             return f"{text}{unit}" if float(text) * scale == value else f"{value:,.0f}"
     return f"{value:.4g}"
-
-
-def log2_axis(axis: Any, values: Sequence[float], label: str = "", *, most: int = 12) -> None:
-    """Give an axis a base-2 logarithmic scale, ticks at powers of two, and labels like 64K.
-
-    Parameters
-    ----------
-    axis : matplotlib Axis
-        ``axes.xaxis`` or ``axes.yaxis``.
-    values : sequence of float
-        Positive: what the axis has to span, such as row counts or widths.
-    label : str
-        Axis label.
-    most : int
-        Ticks at most; every second, third... power is labelled beyond it.
-    """
-    low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
-    step = max(1, math.ceil((high - low + 1) / most))
-    ticks = [2.0**e for e in range(low, high + 1, step)]
-    pad = 2 ** (0.04 * max(high - low, 1))
-    axes = axis.axes
-    if axis.axis_name == "x":
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(min(values) / pad, max(values) * pad)
-    else:
-        axes.set_yscale("log", base=2)
-        axes.set_ylim(min(values) / pad, max(values) * pad)
-    axis.set_ticks(ticks, [size_text(t) for t in ticks])
-    axis.set_ticks([], minor=True)
-    if label:
-        axis.set_label_text(label)
-
-
-def heat_map(
-    axes: Any,
-    values: Any,
-    *,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    label: str = "",
-    text: str = "{:.2f}",
-    limits: tuple[float, float] | None = None,
-    centre: float | None = None,
-) -> Any:
-    """Draw a table of numbers as coloured cells, each with its number in it.
-
-    Parameters
-    ----------
-    axes : matplotlib Axes
-    values : array_like, shape (len(rows), len(columns))
-        NaN leaves a cell blank. Row 0 is on top.
-    rows, columns : sequence of str
-        Names.
-    label : str
-        Of the colour bar; none is drawn without one.
-    text : str
-        Format of a cell.
-    limits : (float, float), optional
-        Of the colour scale. Default: the values' own.
-    centre : float, optional
-        Where a diverging scale is neutral, such as 1 for a speed-up: below it orange, above it blue. Default: a
-        sequential scale.
-
-    Returns
-    -------
-    matplotlib QuadMesh
-    """
-    from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
-
-    table = np.asarray(values, dtype=float)
-    finite = table[np.isfinite(table)]
-    low, high = limits or ((float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0))
-    if centre is None:
-        # Light to dark blue: order survives a black-and-white print.
-        colours = LinearSegmentedColormap.from_list("k", ["#f2f6fa", "#9cc7e3", "#2f86bd", "#08396b"])
-        norm: Any = Normalize(low, high if high > low else low + 1)
-    else:
-        colours = LinearSegmentedColormap.from_list("k", ["#a8480a", "#f0b27a", "#f6f5f2", "#7fb8dc", "#0a5a92"])
-        reach = max(high - centre, centre - low, 1e-9)
-        norm = TwoSlopeNorm(centre, centre - reach, centre + reach)
-    mesh = axes.pcolormesh(np.ma.masked_invalid(table), cmap=colours, norm=norm, edgecolors=CARD, linewidth=1.5)
-    for (i, j), value in np.ndenumerate(table):
-        if np.isfinite(value):
-            red, green, blue, _ = colours(norm(value))
-            dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.55
-            # Not the ink: a cell keeps its colour on a dark page, so its text must too.
-            axes.text(j + 0.5, i + 0.5, text.format(value), ha="center", va="center", fontsize=8,
-                      color="#fefefe" if dark else "#101214")  # fmt: skip
-    axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
-    axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
-    axes.invert_yaxis()
-    axes.grid(False)
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    if label:
-        bar = axes.figure.colorbar(mesh, ax=axes, pad=0.02, fraction=0.05)
-        bar.set_label(label)
-        bar.outline.set_visible(False)
-    return mesh

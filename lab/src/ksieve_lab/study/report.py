@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from ksieve_lab.report import figures
-from ksieve_lab.report.study import FIGURES, Drawing
+from ksieve_lab.report.specs.study import FIGURES
 from ksieve_lab.study import words
 from ksieve_lab.study.compare import PAPER_K
 from ksieve_lab.study.verdict import HOLDS
@@ -23,8 +23,8 @@ EXPLANATIONS = {
     "ranks": (
         "A view reads one score in s, starting at each of s phases. Its q-th largest score, q = ⌈requested / s⌉, is "
         "looked up in the complete row. A calibrated view gives the requested rank: on the diagonal.",
-        "The glyphs show all rows and phases: density, 5 to 95 % spine, quartile bar, median. What lies under K "
-        "underfills, and costs another scan; what lies far above costs candidates.",
+        "Ranges hold 5 to 95 % of all rows and phases. What lies under K underfills, and costs another scan; what lies "
+        "far above costs candidates.",
     ),
     "deciles": (
         "Position-exchangeable rows put 10 % of their top K in every tenth. Attention sinks raise the first tenth, "
@@ -38,11 +38,11 @@ EXPLANATIONS = {
         "the stride, or scores clump.",
     ),
     "regions": (
-        "Any m adjacent positions hold ⌊m/s⌋ or ⌈m/s⌉ of each phase: contiguous regions cannot favour one. The left "
-        "panel shows what that leaves of the scatter of the top 1.5 K over phases, in units of an exchangeable row's; "
+        "Any m adjacent positions hold ⌊m/s⌋ or ⌈m/s⌉ of each phase: contiguous regions cannot favour one. The figure "
+        "shows what that leaves of the scatter of the top 1.5 K over phases, in units of an exchangeable row's; "
         "above 1, phases see unequal shares. Lines of 32 adjacent scores see a clump wholly or not at all.",
-        "The right panel shows how long the contiguous runs of the boundary region really are.",
     ),
+    "runs": ("How long the contiguous runs of the boundary region really are.",),
     "policies": (
         "Left: views of equal size that read single scores, quads, groups of 8 or whole lines. Right: the primary "
         "boundary of every policy that ksieve has by name, over all phases (of a jittered one, all turns of its hash); "
@@ -105,8 +105,8 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
     """
     results = payload["results"]
     captures: Sequence[Mapping[str, Any]] = results["captures"]
-    numbers = {entry.stem: words.comparison_table(results, entry.stem) for entry in FIGURES}
-    sections = [(entry, numbers[entry.stem]) for entry in FIGURES if entry.stem in drawn or numbers[entry.stem][1]]
+    numbers = {name: words.comparison_table(results, name) for name in FIGURES}
+    sections = {name: table for name, table in numbers.items() if name in drawn or table[1]}
     answer, _, sentence = words.verdict_sentence(results).partition(": ")
     parts = [
         "<!doctype html>",
@@ -120,7 +120,7 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
         f"<p>{escape(VERDICT)}</p>",
         f"<pre>{escape(payload['environment']['command'])}</pre>",
         f'<p class="quiet">{escape(_provenance(payload))}</p>',
-        _contents([entry for entry, _ in sections]),
+        _contents(sections),
         '<h2 id="captures">Captures</h2>',
         _table(
             ("capture", "rows studied", "valid scores per row", "dtype"),
@@ -134,21 +134,22 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
     ]
     if not drawn:
         parts.append(f'<p class="quiet">{escape(NO_FIGURES)}</p>')
-    for entry, (columns, rows) in sections:
-        parts.append(f'<h2 id="figure-{entry.stem}">{escape(entry.heading)}</h2>')
-        if entry.stem in drawn:
-            parts += [f"<p>{escape(text)}</p>" for text in EXPLANATIONS[entry.stem]]
-            parts.append(f"<figure>{figures.inline_svg(drawn[entry.stem], label=entry.heading)}</figure>")
+    for name, (columns, rows) in sections.items():
+        heading = FIGURES[name][0]
+        parts.append(f'<h2 id="figure-{name}">{escape(heading)}</h2>')
+        if name in drawn:
+            parts += [f"<p>{escape(text)}</p>" for text in EXPLANATIONS[name]]
+            parts.append(f"<figure>{figures.inline_svg(drawn[name], label=heading)}</figure>")
         if rows:
             parts.append(_table(columns, rows))
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
 
 
-def _contents(shown: Sequence[Drawing]) -> str:
+def _contents(shown: Iterable[str]) -> str:
     """Links to the sections, in their order."""
     sections = [("captures", "Captures"), ("every-policy", "Every named policy")]
-    sections += [(f"figure-{entry.stem}", entry.heading) for entry in shown]
+    sections += [(f"figure-{name}", FIGURES[name][0]) for name in shown]
     items = "".join(f'<li><a href="#{name}">{escape(heading)}</a></li>' for name, heading in sections)
     return f"<nav><h2>Contents</h2><ol>{items}</ol></nav>"
 

@@ -152,10 +152,10 @@ def study(
 def targets(folder: Path, *, result: Path | None = None, figures: Path | None = None) -> list[Path]:
     """List the files that `write` writes: the report, the result file, then the figures where they can be drawn."""
     from ksieve_lab.report import figures as drawing
-    from ksieve_lab.report.study import FIGURES
+    from ksieve_lab.report.specs.study import FIGURES
 
-    entries = FIGURES if drawing.can_draw() else ()
-    stems = [(figures or folder / "figures") / f"study-{entry.stem}" for entry in entries]
+    names = FIGURES if drawing.can_draw() else ()
+    stems = [(figures or folder / "figures") / f"study-{name}" for name in names]
     drawn = [stem.with_name(stem.name + suffix) for stem in stems for suffix in (".png", ".svg")]
     return [folder / "report.html", result or folder / "study.json", *drawn]
 
@@ -189,21 +189,17 @@ def write(
         If `figures` is given and matplotlib is not installed.
     """
     from ksieve_lab.report import figures as drawing
-    from ksieve_lab.report.study import FIGURES
+    from ksieve_lab.report.specs.study import FIGURES
     from ksieve_lab.study.report import report
 
     if figures is not None:
         drawing.require_matplotlib()
     page, facts, *_ = targets(folder, result=result, figures=figures)
     written = [record.write_json(facts.absolute(), payload)]
-    results = payload["results"]
-    shown = results | {
-        "captures": [c | {"name": drawing.plain_text(c["name"])} for c in results["captures"]],
-    }
     drawn = {}
-    for entry in FIGURES if drawing.can_draw() else ():
-        figure = entry.draw(shown)
-        drawn[entry.stem] = text = drawing.svg_of(figure)
-        written += drawing.save(figure, (figures or folder / "figures") / f"study-{entry.stem}", svg_text=text)
+    for name, (_, specify) in FIGURES.items() if drawing.can_draw() else ():
+        figure = drawing.render(specify(payload["results"]))
+        drawn[name] = text = drawing.svg_of(figure)
+        written += drawing.save(figure, (figures or folder / "figures") / f"study-{name}", svg_text=text)
     atomic.write_text(page, report(payload, drawn), folders=True)
     return [page, *written]

@@ -1,0 +1,102 @@
+"""What the pages show of every bench, as data: sections of tables, and figures; and which page has which."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ksieve_lab.report.figures import Figure, render, svg_of, themed
+from ksieve_lab.report.specs import engines, evidence, gpu, others, study
+from ksieve_lab.report.tables import Column, File, Section, Table, card, command, fenced, judge, machine
+from ksieve_lab.report.tables import render as tabulate
+
+SECTIONS: tuple[Section, ...] = (*gpu.SECTIONS, *others.SECTIONS, *engines.SECTIONS, *evidence.SECTIONS)
+"""In the order of the page of benchmarks; a result of another bench is in its list of files alone."""
+
+FILES = Table(
+    [
+        Column("file", File.link), Column("card", card),
+        Column("date", lambda file: file.payload["environment"]["date"][:10]),
+        Column("commit", lambda file: file.payload["environment"]["commit"][:7]),
+        Column("command", lambda file: _short(command(file)), "`{}`"),
+    ],
+    note="Where each result comes from; a long list in a command is cut here, and whole in the file.",
+)  # fmt: skip
+
+
+def _short(text: str) -> str:
+    return shlex.join(word if len(word) < 60 else f"{word[:40]}..." for word in shlex.split(text))
+
+
+def section_of(bench: str) -> Section:
+    """Section of a bench."""
+    return next((section for section in SECTIONS if bench in section.benches), Section(bench, [bench]))
+
+
+def figures_of(payload: Mapping[str, Any]) -> Sequence[Figure]:
+    """Specify the figures of a result file; none where it has no times to draw."""
+    found = section_of(payload["bench"]).figures(payload)
+    return [spec for spec in found if any(math.isfinite(mark.value) for mark in spec.marks)]
+
+
+def _order(file: File) -> tuple[Any, ...]:
+    """Endpoint-structured scores first, then large k, then short names."""
+    settings = file.payload["settings"]
+    return settings.get("scores", "endpoint"), -settings.get("k", 0), len(file.stem), file.stem
+
+
+def benchmarks(files: Sequence[File], folder: Path) -> str:
+    """Write the page of benchmarks; figures of one file of each section go to the folder of the page."""
+    parts = ["# Benchmarks", "[How it is measured, and what is missing](../measuring.md)."]
+    for section in (section for section in SECTIONS if section.page == "benchmarks"):
+        its = sorted((file for file in files if file.payload["bench"] in section.benches), key=_order)
+        for file in its:
+            judge(section, file)
+        parts += [f"## {section.title}", *(tabulate(table, its) for table in section.tables)] if its else []
+        drawn = next((file for file in its if figures_of(file.payload)), None)
+        for file, spec in ((drawn, spec) for spec in figures_of(drawn.payload)) if drawn else ():
+            name = f"{file.stem}{spec.name}.svg"
+            (folder / name).write_text(themed(svg_of(render(spec))), encoding="utf-8")
+            parts.append(f"![{spec.heading}]({name})")
+    return "\n\n".join(filter(None, [*parts, "## Files", tabulate(FILES, files)])) + "\n"
+
+
+def readme(files: Sequence[File]) -> str:
+    """Section of the README: the CPU, and the operator shapes on a GPU."""
+    parts = ["## Measured"]
+    for file in (file for file in files if file.payload["bench"] == "cpu"):
+        parts += [tabulate(others.CPU, [file]), f"`make bench-cpu` wrote {file.link('')}."]
+    for file in (file for file in files if file.stem == "gpu-operator-k2048"):
+        judge(section_of("operator"), file)
+        parts += ["### On a GPU", tabulate(gpu.FRACTIONS, [file])]
+        parts += ["To measure again, and to run the GPU suite, with a Python that has torch and the `cuda` extra:",
+                  fenced("text", f"{command(file)}\nmake test-gpu PYTHON=python3")]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def each(files: Sequence[File]) -> str:
+    """Ablations, chains and replays, file by file, for docs/guide/evidence.md."""
+    parts = []
+    for section in evidence.SECTIONS:
+        for file in (file for file in files if file.payload["bench"] in section.benches):
+            judge(section, file)
+            parts += [f"### {file.stem}", f"{machine(file)}; {file.link('../../')}:", fenced("text", command(file))]
+            parts += [tabulate(table, [file]) for table in section.tables]
+            parts += [f"![{spec.heading}](../figures/{file.stem}{spec.name}.svg)" for spec in figures_of(file.payload)]
+    return "\n\n".join(filter(None, parts))
+
+
+def committed(files: Sequence[File]) -> Iterator[tuple[str, str, str]]:
+    """Parts of committed pages: path, name of the markers, and text."""
+    yield "README.md", "benchmarks", readme(files)
+    yield "docs/guide/evidence.md", "results", each(files)
+    writers = {"study": study.study_section, "calibrate": study.calibration_section}
+    found = [write(f) for bench, write in writers.items() for f in files if f.payload["bench"] == bench]
+    yield "docs/guide/study.md", "results", "\n\n".join(found)
+    for engine in engines.TITLES:
+        yield f"docs/guide/{engine}.md", "operators", engines.operators(engine)
+        yield f"docs/guide/{engine}.md", "seen", engines.seen(engine, files)
+    yield "docs/guide/integrations.md", "first-calls", engines.first_calls(files)
