@@ -291,8 +291,7 @@ def _series(
         return
     look = series(index)
     if name in spec.references:
-        dash = (1, 1.4) if spec.references.index(name) % 2 else (5, 2)
-        look = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, dash)}
+        look = {"color": MUTED, "linewidth": 1.2, "linestyle": _DASHES[1 + spec.references.index(name) % 3]}
     elif spec.kind == "marks":
         look |= {"linestyle": "none"}
     if spec.kind == "band":

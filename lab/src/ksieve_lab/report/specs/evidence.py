@@ -41,9 +41,8 @@ def _steps(files: Sequence[File]) -> Mapping[str, Any]:
 
 
 def _said(part: str, title: str) -> Any:
-    return lambda files: "**{}**. Paper: {says} ({section}).".format(
-        title, **files[0].payload["results"]["paper"][part]
-    )
+    text = "**{}**. Paper: {says} ({section})."
+    return lambda files: text.format(title, **files[0].payload["results"]["paper"][part])
 
 
 def _cell(by: Mapping[float, Mapping[str, Any]], name: str) -> Callable[[float], Any]:
@@ -93,12 +92,8 @@ def _proposal_rows(files: Sequence[File]) -> Iterable[tuple[str, Any, Any, Any]]
     for request, step in _steps(files).items() if paper else ():
         yield request, *(step["variants"][name]["step_ms"] for name in (DIRECT, PAPERS, PLANNED))
         if request in paper:
-            yield (
-                f"{request}, paper on an H20",
-                paper[request]["exact_step_ms"],
-                paper[request]["sampled_step_ms"],
-                None,
-            )
+            steps = (paper[request][name] for name in ("exact_step_ms", "sampled_step_ms"))
+            yield f"{request}, paper on an H20", *steps, None
 
 
 def _phases(step: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:

@@ -151,9 +151,8 @@ def shape_figures(payload: Payload) -> list[Figure]:
         panels = (
             widths if last < MOST_PANELS else [widths[round(i * last / (MOST_PANELS - 1))] for i in range(MOST_PANELS)]
         )
-    unit = {"rows": "row(s)", "width": "scores per row"}[by]
     curves = [
-        Mark(f"{size_text(value)} {unit}", name, shape[over], microseconds(shape, name))
+        Mark(f"{by}: {size_text(value)}", name, shape[over], microseconds(shape, name))
         for value in panels for name in _selectors(found) for shape in found if shape[by] == value
     ]  # fmt: skip
     known = {(shape["rows"], shape["width"]): shape["floor_us"] / microseconds(shape, OWN) for shape in found}
