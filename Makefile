@@ -138,7 +138,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml lab/pyproject.toml constraints.
 # One stamp for each extra, and one for all of them together.
 $(VENV)/.with-%: $(BIN)/python pyproject.toml lab/pyproject.toml constraints.txt
 	@echo "installing ksieve[$*] and ksieve-lab into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]' --editable './lab$(if $(findstring dev,$*),[plot])'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]' --editable './lab$(if $(findstring dev,$*)$(findstring docs,$*),[plot])'
 	@touch $(VENV)/.installed $(addprefix $(VENV)/.with-,$(subst $(comma), ,$*)) $@
 
 # Without the project, whose build two installations at a time would disturb: .ci/run makes this beside other steps.

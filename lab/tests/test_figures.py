@@ -86,7 +86,7 @@ def test_size_text(value, text):
 
 def test_missing_matplotlib_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(BackendError, match=r"ksieve\[plot\]"):
+    with pytest.raises(BackendError, match=r"lab\[plot\]"):
         figures.render(KINDS["line"])
 
 
