@@ -174,10 +174,7 @@ def check_plan_kind(plan: object) -> None:
 def device_info(device: Device) -> DeviceInfo:
     """Return the properties of a device of this machine.
 
-    Raises
-    ------
-    BackendError
-        If the device is absent or cannot be used.
+    Raises `BackendError` if the device is absent or cannot be used.
     """
     return registry.backend(device.kind).device_info(device.index)
 

@@ -153,10 +153,7 @@ class Report:
 def examine(progress: Progress = lambda _: None) -> Report:
     """Gather the facts and run the self-tests.
 
-    Parameters
-    ----------
-    progress : callable
-        Called with a short text before each step. Compiling a kernel for the first time takes some seconds.
+    `progress`: called with a short text before each step. Compiling a kernel for the first time takes some seconds.
     """
     progress("looking around")
     driver = driver_facts()

@@ -36,12 +36,7 @@ _thread = _Thread()
 
 
 def share_of(given: float | None) -> float:
-    """Return the share of calls to compare: an argument, or that of the environment.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Return the share of calls to compare: an argument, or that of the environment."""
     text: Any = os.environ.get("KSIEVE_VERIFY", "") or 0 if given is None else given
     with contextlib.suppress(ValueError, TypeError):
         if 0 <= (value := float(text)) <= 1:

@@ -44,13 +44,9 @@ def select(
 ) -> Any:
     """Call `ksieve.topk`; an error names the argument as the framework does.
 
-    Parameters
-    ----------
-    names : mapping
-        Maps argument names of `ksieve.topk` to those of the framework's function.
-    longest : int, optional
-        A bound of `lengths` that the host knows. The call is then planned for it, and not for a matrix as wide as the
-        longest row that the engine takes: see `columns_of`. Not with windows that begin elsewhere.
+    `names`: maps argument names of `ksieve.topk` to those of the framework's function. `longest`: a bound of `lengths`
+    that the host knows. The call is then planned for it, and not for a matrix as wide as the longest row that the
+    engine takes: see `columns_of`. Not with windows that begin elsewhere.
     """
     try:
         if longest is not None and (columns := columns_of(scores, longest)):

@@ -24,15 +24,8 @@ from ksieve.core.errors import BackendError
 class Finding:
     """An operator of an installed engine.
 
-    Attributes
-    ----------
-    operator : str
-    found : str or None
-        Its signature; None if the installed engine has no such operator, or the module cannot be imported.
-    takes : tuple of str
-        Signatures that the adapter takes.
-    problem : str or None
-        Why the module cannot be imported.
+    `found`: its signature; None if the installed engine has no such operator, or the module cannot be imported.
+    `takes`: signatures that the adapter takes. `problem`: why the module cannot be imported.
     """
 
     operator: str

@@ -54,17 +54,9 @@ class _Place:
 def install(engine: str, verify: float | None = None) -> tuple[str, ...]:
     """Replace the operators of an engine that are imported, and the others when they are.
 
-    Returns
-    -------
-    tuple of str
-        Names of the engine's operators that are replaced now.
-
-    Raises
-    ------
-    BackendError
-        The engine is not installed, PyTorch is built for ROCm, the CUDA backend cannot run, or every operator that is
-        there has a signature that is not known: nothing is replaced.
-    ArgumentError
+    Returns the names of the engine's operators that are replaced now. Raises `BackendError` if the engine is not
+    installed, PyTorch is built for ROCm, the CUDA backend cannot run, or every operator that is there has a signature
+    that is not known: nothing is replaced.
     """
     with _lock:
         share = _calls.share_of(verify)

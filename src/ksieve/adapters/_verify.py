@@ -39,14 +39,9 @@ def compare(
 ) -> None:
     """Compare one answer with the engine's and count its rows; never raises.
 
-    Parameters
-    ----------
-    own : callable
-        The engine's operator, which gets copies of the arguments that it writes to.
-    args, kwargs, result
-        The served call, and what it returned.
-    asked : tuple
-        Scores, lengths, k and options of its selection; None if it selected nothing.
+    `own`: the engine's operator, which gets copies of the arguments that it writes to. `args`, `kwargs`, `result`: the
+    served call, and what it returned. `asked`: scores, lengths, k and options of its selection; None if it selected
+    nothing.
     """
     if asked is None:
         return

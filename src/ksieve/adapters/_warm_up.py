@@ -30,10 +30,7 @@ def needed(
 ) -> dict[KernelSpec, Plan]:
     """Return the specialisations of an engine's calls up to a size, each with a plan that needs it.
 
-    Raises
-    ------
-    ArgumentError
-        If a number is out of range.
+    Raises `ArgumentError` if a number is out of range.
     """
     for name, number in (("max_rows", max_rows), ("max_width", max_width)):
         if number < 1:
@@ -53,12 +50,8 @@ def needed(
 def warm_up(engine: str, k: int | Sequence[int], max_rows: int, max_width: int, dtypes: Sequence[str]) -> int:
     """Compile and load the kernels of an engine's calls on PyTorch's current device; return their number.
 
-    Raises
-    ------
-    ArgumentError
-        If a number is out of range.
-    BackendError
-        If there is no usable GPU, or a kernel cannot be compiled or loaded.
+    Raises `ArgumentError` if a number is out of range. Raises `BackendError` if there is no usable GPU, or a kernel
+    cannot be compiled or loaded.
     """
     index = torch.cuda.current_device() if torch.cuda.is_available() else 0
     ks = (k,) if isinstance(k, int) else tuple(k)

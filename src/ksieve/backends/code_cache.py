@@ -95,12 +95,8 @@ def say_once(text: str) -> None:
 class Store:
     """The entries of one kind.
 
-    Parameters
-    ----------
-    kind : str
-        One of `KINDS`.
-    root : Path, optional
-        The cache directory; `cache_dir` when omitted. Nothing is made before the first entry is kept.
+    `kind`: one of `KINDS`. `root`: the cache directory; `cache_dir` when omitted. Nothing is made before the first
+    entry is kept.
     """
 
     def __init__(self, kind: str, root: Path | None = None) -> None:
@@ -153,10 +149,8 @@ class Store:
     def save(self, facts: Mapping[str, Any], code: Code) -> None:
         """Write an entry, replacing any file of its name.
 
-        Raises
-        ------
-        OSError, UnusableError
-            If the directory cannot be written, or other users can write it. No file is left then.
+        Raises `OSError` or `UnusableError` if the directory cannot be written, or other users can write it. No file is
+        left then.
         """
         self._make()
         header = json.dumps({"facts": facts, "report": code.report})
@@ -211,10 +205,7 @@ class Store:
     ) -> tuple[Code, bool]:
         """Return an entry's code, and whether it was compiled by this call.
 
-        Raises
-        ------
-        BackendError
-            If the code cannot be stored and `required` is set.
+        Raises `BackendError` if the code cannot be stored and `required` is set.
         """
         if (found := self.load(facts)) is not None:
             return found, False
@@ -247,10 +238,7 @@ class Store:
 
         Only files and directories that this class writes are removed; other files in the directory stay.
 
-        Raises
-        ------
-        BackendError
-            If a file could not be removed; all others have been.
+        Raises `BackendError` if a file could not be removed; all others have been.
         """
         removed, failed = 0, []
         for path in self._files():
@@ -348,10 +336,8 @@ def check_owner(status: os.stat_result, name: str, *, sticky: bool = False) -> N
 def _read(path: Path) -> tuple[dict[str, Any], Code]:
     """Return the facts and the code of an entry.
 
-    Raises
-    ------
-    OSError, ValueError, UnusableError, RecursionError
-        If the entry is absent (FileNotFoundError), is damaged, or could have been written by another user.
+    Raises `OSError`, `ValueError`, `UnusableError` or `RecursionError` if the entry is absent (FileNotFoundError),
+    is damaged, or could have been written by another user.
     """
     # Do not follow a link, nor wait for a pipe.
     flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")]

@@ -33,17 +33,10 @@ class Fault:
 class Selection:
     """Rows read back: the selection among the entries that are not forced.
 
-    Attributes
-    ----------
-    entries : Entries
-    forced : Forced
-    answer : ndarray of int64, shape (rows, slots)
-        Columns of ``entries.scores``, or with the index base "start" counted from the first of the others; the sentinel
-        in unused slots.
-    columns : list of ndarray of int64
-        Column of the caller's answer in which each entry of `answer` begins, and that of the first unused slot.
-    faults : dict of int to Fault
-        By the number of the row.
+    `answer` (ndarray of int64, shape (rows, slots)): columns of ``entries.scores``, or with the index base "start"
+    counted from the first of the others; the sentinel in unused slots. `columns` (list of ndarray of int64): column of
+    the caller's answer in which each entry of `answer` begins, and that of the first unused slot. `faults`: by the
+    number of the row.
     """
 
     entries: Entries
@@ -107,14 +100,7 @@ class Selection:
 def read(options: Options, entries: Entries, ks: I64, answer: NDArray[Any], sentinel: int) -> Selection:
     """Read the answer of some rows.
 
-    Parameters
-    ----------
-    options : Options
-    entries : Entries
-    ks : ndarray of int64, shape (rows,)
-        Each row's own k.
-    answer : ndarray of integers, shape (rows, columns)
-    sentinel : int
+    `ks` (ndarray of int64, shape (rows,)): each row's own k. `answer`: ndarray of integers, shape (rows, columns).
     """
     rows, parts = answer.shape[0], forced(options, entries.total, ks)
     found = Selection(entries, parts, np.full(answer.shape, sentinel, np.int64), [], {})

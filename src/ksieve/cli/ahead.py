@@ -94,10 +94,7 @@ def write_bundle(path: Path, kernels: Mapping[KernelSpec, Cubin]) -> None:
 def cpu() -> None:
     """Compile the CPU kernels into the cache.
 
-    Raises
-    ------
-    BackendError
-        If the cache cannot be written, or a kernel was not stored.
+    Raises `BackendError` if the cache cannot be written, or a kernel was not stored.
     """
     from ksieve.backends.code_cache import Store, cache_dir
     from ksieve.backends.cpu.compiled import prepare

@@ -112,10 +112,7 @@ def check_folder(option: str, folder: Path | None) -> None:
 def keep_apart(outputs: Mapping[str, Path | str | None], inputs: Mapping[str, Path | str | None]) -> None:
     """Refuse an output that is also an input or another output, links resolved; call it before any file is read.
 
-    Parameters
-    ----------
-    outputs, inputs : mapping
-        Path by the name of its option or argument; None, pipes and devices pass.
+    `outputs`, `inputs`: path by the name of its option or argument; None, pipes and devices pass.
     """
     written = [(name, Path(path)) for name, path in outputs.items() if path is not None]
     read = [(name, Path(path)) for name, path in inputs.items() if path is not None]
@@ -154,10 +151,8 @@ def index_writer(path: Path | None, rows: int, k: int) -> Iterator[Write]:
 def load_indices(path: Path, name: str | None) -> Any:
     """Open an index array; `.npy` and `.safetensors` stay on disk, memory-mapped.
 
-    Raises
-    ------
-    FileFormatError, ArgumentError, BackendError
-        The file is unreadable or holds no indices, or `name` does not select one of its arrays.
+    Raises `FileFormatError`, `ArgumentError` or `BackendError` if the file is unreadable or holds no indices, or `name`
+    does not select one of its arrays.
     """
     if name is None and _holds_scores(path):
         raise FileFormatError(f"{path}: a file of scores, not indices; {_SWAPPED}")

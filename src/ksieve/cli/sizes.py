@@ -19,17 +19,9 @@ _MOST = (1 << 63) - 1
 def parse_count(text: str | int, *, minimum: int | None = None) -> int:
     """Read a count.
 
-    Parameters
-    ----------
-    text : str or int
-        Digits with an optional k, M or G (1,024, its square, its cube), or ``2**n``.
-    minimum : int, optional
-        Smaller counts are refused.
-
-    Raises
-    ------
-    ValueError
-        If the text is no count, or exceeds 64-bit integers; the message gives the text and the accepted forms.
+    `text`: digits with an optional k, M or G (1,024, its square, its cube), or ``2**n``. `minimum`: smaller counts are
+    refused. Raises `ValueError` if the text is no count, or exceeds 64-bit integers; the message gives the text and the
+    accepted forms.
     """
     words = str(text).strip()
     value = None
@@ -47,10 +39,7 @@ def parse_count(text: str | int, *, minimum: int | None = None) -> int:
 def parse_shape(option: str, text: str, takes: str = "rows x width, such as 64x131072 or 64x128k") -> tuple[int, int]:
     """Read a shape such as 64x131072 or 64x128k: rows, then width, both at least 1.
 
-    Raises
-    ------
-    ArgumentError
-        Names `option`.
+    Raises `ArgumentError`, which names `option`.
     """
     rows, _, width = text.lower().partition("x")
     try:

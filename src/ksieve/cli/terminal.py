@@ -177,17 +177,9 @@ def table(
     No cell is ever cut. A terminal that is narrower than the table gets blocks of ``column: value`` lines instead,
     one for each row, or one for each column after the first; a pipe has no width and gets the table.
 
-    Parameters
-    ----------
-    columns : sequence of str
-    rows : iterable of sequence of str
-        One text per column. Empty cells at the start of a row repeat those of the row above, empty ones elsewhere
-        have no value.
-    title : str, optional
-    blocks : {"rows", "columns"}
-        Whether a block is a row or a column: choose the one that holds the user's captures.
-    texts : sequence of str
-        Columns of text, left-aligned too.
+    `rows`: one text per column. Empty cells at the start of a row repeat those of the row above, empty ones elsewhere
+    have no value. `blocks` ({"rows", "columns"}): whether a block is a row or a column: choose the one that holds the
+    user's captures. `texts`: columns of text, left-aligned too.
     """
     columns = [safe(column) for column in columns]
     lines = [tuple(safe(cell) for cell in row) for row in rows]
@@ -261,10 +253,7 @@ def progress(
 ) -> Iterator[Callable[..., None]]:
     """Show a progress bar on a terminal's stderr; until its first update it shows the text `waiting`.
 
-    Yields
-    ------
-    callable
-        Called as ``update(done)`` or ``update(done, total)``, counts from the start.
+    The yielded function is called as ``update(done)`` or ``update(done, total)``, counts from the start.
     """
     console = stderr()
     if mode.quiet or not console.is_terminal:

@@ -163,12 +163,7 @@ def remedy_of(name: str) -> str:
 
 
 def check_names(keywords: Mapping[str, Any]) -> None:
-    """Raise TypeError for an unknown keyword argument, as Python does, and name its replacement.
-
-    Raises
-    ------
-    TypeError
-    """
+    """Raise TypeError for an unknown keyword argument, as Python does, and name its replacement."""
     for name in keywords:
         if name not in _KNOWN:
             raise TypeError(f"topk() got an unexpected keyword argument {name!r}: {remedy_of(name)}")

@@ -87,10 +87,8 @@ def _root(kind: type) -> str:
 def inspect(array: Any, name: str) -> ArrayInfo:
     """Describe an array of any supported library.
 
-    Raises
-    ------
-    ArgumentError
-        If the object is no array, is on a device other than cpu and cuda, or has no memory that holds its elements.
+    Raises `ArgumentError` if the object is no array, is on a device other than cpu and cuda, or has no memory that
+    holds its elements.
     """
     try:
         return _described(array, name)
@@ -258,12 +256,7 @@ def _from_dlpack_or_buffer(array: Any) -> np.ndarray[Any, Any]:
 
 
 def check_jax_int64() -> None:
-    """Refuse int64 results that JAX would silently narrow to 32 bits.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Refuse int64 results that JAX would silently narrow to 32 bits."""
     import jax
 
     if not jax.config.jax_enable_x64:

@@ -166,21 +166,8 @@ class Draft:
 def replacing(path: str | os.PathLike[str], **how: Any) -> Iterator[BinaryIO]:
     """Write a file in a ``with`` block: the target is replaced when the block ends without an error, else left alone.
 
-    Parameters
-    ----------
-    path, **how
-        As `Draft` takes them.
-
-    Yields
-    ------
-    binary file
-
-    Raises
-    ------
-    ArgumentError
-        As `Draft`.
-    OSError
-        If the disk fills up. It names `path`.
+    `path`, `how`: as `Draft` takes them. Raises `ArgumentError` as `Draft` does, and `OSError`, which names `path`, if
+    the disk fills up.
     """
     draft = Draft(path, **how)
     try:

@@ -110,23 +110,10 @@ def parse(
 ) -> Call:
     """Check the arguments of one selection.
 
-    Parameters
-    ----------
-    scores, lengths, k, out, num_rows
-        As given to `ksieve.topk`.
-    keywords : mapping, optional
-        Its optional keyword arguments (`ksieve.core.arguments.TopkKwargs`).
-    planned : Problem, optional
-        Problem of the call's plan; it supplies k and the options that the call omits.
-
-    Returns
-    -------
-    Call
-
-    Raises
-    ------
-    ArgumentError
-        The message names the argument, the value that it got and the values that it takes.
+    `scores`, `lengths`, `k`, `out`, `num_rows`: as given to `ksieve.topk`. `keywords`: its optional keyword arguments
+    (`ksieve.core.arguments.TopkKwargs`). `planned`: problem of the call's plan; it supplies k and the options that the
+    call omits. Raises `ArgumentError`, whose message names the argument, the value that it got and the values that it
+    takes.
     """
     whole = inspect(scores, "scores")
     if k is None and is_int(lengths):

@@ -41,10 +41,7 @@ _LEAST_OF_GPUS = {"sm_count": 1, "shared_per_sm": 100 << 10, "shared_per_block":
 def check_device(device: DeviceInfo) -> DeviceInfo:
     """Check the facts of a device that a plan is made for, and return them with every number as an int.
 
-    Raises
-    ------
-    ArgumentError
-        Names the field.
+    Raises `ArgumentError`, which names the field.
     """
     if not isinstance(device.kind, str) or device.kind not in ("cpu", "cuda"):
         raise ArgumentError("device.kind", shown(device.kind), "'cpu' or 'cuda'")

@@ -36,16 +36,9 @@ POSITIONS = 1 << 31
 class Blocks(NamedTuple):
     """Blocks of each row, as `pool` takes them.
 
-    Attributes
-    ----------
-    size : int
-    column : ndarray of int64, shape (rows,)
-        Column of the row's first score.
-    low, high : ndarray of int64, shape (rows,)
-        Positions of its scores, [low, high).
-    number, total : ndarray of int64, shape (rows,)
-        Number of the first block, and how many there are: block b has the positions of [b size, (b + 1) size) that lie
-        in [low, high).
+    `column` (ndarray of int64, shape (rows,)): column of the row's first score. `low`, `high` (ndarray of int64, shape
+    (rows,)): positions of its scores, [low, high). `number`, `total` (ndarray of int64, shape (rows,)): number of the
+    first block, and how many there are: block b has the positions of [b size, (b + 1) size) that lie in [low, high).
     """
 
     size: int
@@ -87,14 +80,9 @@ class Entries(NamedTuple):
 class Forced(NamedTuple):
     """Ranges of each row's entries, as arrays of int64: the forced ones, and the others.
 
-    Attributes
-    ----------
-    first, first_end, last, last_end : ndarray of int64, shape (rows,)
-        The forced ones that are selected.
-    begin, total : ndarray of int64, shape (rows,)
-        First of the others, and their number.
-    slots : ndarray of int64, shape (rows,)
-        How many of them are selected, if there are as many.
+    `first`, `first_end`, `last`, `last_end` (ndarray of int64, shape (rows,)): the forced ones that are selected.
+    `begin`, `total` (ndarray of int64, shape (rows,)): first of the others, and their number. `slots` (ndarray of
+    int64, shape (rows,)): how many of them are selected, if there are as many.
     """
 
     first: I64
@@ -144,14 +132,9 @@ def bounds(
 def forced(options: Options, count: I64, k: I64) -> Forced:
     """Divide the entries of each row.
 
-    Parameters
-    ----------
-    options : Options
-    count : ndarray of int64, shape (rows,)
-        Number of entries.
-    k : ndarray of int64, shape (rows,)
-        The row's own k. If its slots are fewer than the forced entries, the tie-break chooses among these, as among
-        equal scores; without one they are the lowest.
+    `count` (ndarray of int64, shape (rows,)): number of entries. `k` (ndarray of int64, shape (rows,)): the row's own
+    k. If its slots are fewer than the forced entries, the tie-break chooses among these, as among equal scores; without
+    one they are the lowest.
     """
     slots = k + options.beside
     before = np.minimum(options.force_first, count)

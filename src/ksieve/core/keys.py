@@ -43,14 +43,8 @@ _FLIP16 = np.int16(0x7FFF)
 def widen(scores: Any) -> F32:
     """Widen scores to float32 exactly; unsigned 16-bit integers are read as bfloat16 bits.
 
-    Parameters
-    ----------
-    scores : ndarray of float32, float16, bfloat16 (``ml_dtypes``) or uint16
-
-    Returns
-    -------
-    ndarray of float32
-        Same shape; the input array itself if it is float32.
+    `scores`: ndarray of float32, float16, bfloat16 (``ml_dtypes``) or uint16. The result has the same shape; the input
+    array itself if it is float32.
     """
     x = np.asarray(scores)
     if x.dtype == np.uint16:
@@ -62,15 +56,8 @@ def widen(scores: Any) -> F32:
 def order_key(scores: Any) -> U32:
     """Return the descending 32-bit ordered key of each score.
 
-    Parameters
-    ----------
-    scores : array_like of float32
-        Any shape. Narrower floats are widened first, which is exact.
-
-    Returns
-    -------
-    ndarray of uint32
-        Same shape; ``a > b`` as scores if and only if ``key(a) < key(b)``.
+    `scores`: any shape. Narrower floats are widened first, which is exact. The result has the same shape; ``a > b`` as
+    scores if and only if ``key(a) < key(b)``.
     """
     bits = _bits(scores)
     size = bits & _SIZE

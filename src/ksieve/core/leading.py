@@ -54,16 +54,8 @@ def of_rows(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
 
     `filled` is true of an output, of which a copy is no remedy.
 
-    Returns
-    -------
-    ArrayInfo
-        Of shape (rows, width), where rows are one pitch of at least the width apart, or all the same one; else of shape
-        (outer, inner, width).
-
-    Raises
-    ------
-    ArgumentError
-        If there are no dimensions, or more than two leading strides.
+    The result has shape (rows, width), where rows are one pitch of at least the width apart, or all the same one; else
+    of shape (outer, inner, width). Raises `ArgumentError` if there are no dimensions, or more than two leading strides.
     """
     if len(info.shape) == 2:
         (rows, width), pitch = info.shape, info.strides[0]

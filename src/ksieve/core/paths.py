@@ -21,10 +21,8 @@ def as_path(path: object, name: str = "path") -> Path:
 def look(path: Path, name: str = "path") -> os.stat_result | None:
     """Return the status of what a path leads to, or None if nothing is there.
 
-    Raises
-    ------
-    ArgumentError
-        If the system refuses the path: too long, with a NUL, a loop of links, in a folder that may not be searched.
+    Raises `ArgumentError` if the system refuses the path: too long, with a NUL, a loop of links, in a folder that may
+    not be searched.
     """
     try:
         return path.stat()

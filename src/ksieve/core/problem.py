@@ -127,12 +127,7 @@ def parse_device(device: Any) -> Device:
 
 
 def check_shape(rows: Any, width: Any, pitch: Any = None) -> tuple[int, int, int]:
-    """Return rows, width and pitch (default: the width) of a score matrix as ints within the kernels' range.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Return rows, width and pitch (default: the width) of a score matrix as ints within the kernels' range."""
     rows = check_size(rows, "rows", why="kernels count rows in int32")
     width = check_size(width, "width", why="kernels count scores in int32, as indices are")
     pitch = width if pitch is None else check_pitch(pitch, width)
@@ -167,12 +162,7 @@ def check_options(options: Any) -> Options:
 
 
 def check_entries(options: Options, k: int, width: int) -> None:
-    """Check that a row's slots have room for what they hold, and that int32 holds its positions.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Check that a row's slots have room for what they hold, and that int32 holds its positions."""
     if not options.entries:
         return
     name = "force_last" if options.force_last else "force_first"

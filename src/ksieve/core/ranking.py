@@ -28,16 +28,9 @@ RANKINGS: tuple[Ranking, ...] = ("largest", "smallest", "nan_first")
 def ranked(scores: Any, ranking: Ranking) -> NDArray[Any]:
     """Return the ranked score of each score.
 
-    Parameters
-    ----------
-    scores : ndarray of float32, float16, bfloat16 (``ml_dtypes``) or uint16
-        Any shape. Unsigned 16-bit integers are bfloat16 bits.
-    ranking : {"largest", "smallest", "nan_first"}
-
-    Returns
-    -------
-    ndarray
-        Same shape and dtype; the input array itself for "largest".
+    `scores` (ndarray of float32, float16, bfloat16 (``ml_dtypes``) or uint16): any shape. Unsigned 16-bit integers are
+    bfloat16 bits. `ranking`: {"largest", "smallest", "nan_first"}. The result has the same shape and dtype; for
+    "largest" it is the input array itself.
     """
     x: NDArray[Any] = np.asarray(scores)
     if ranking == "largest":

@@ -19,12 +19,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 
     The result holds no terminal control sequence, and every encoding of Unicode can represent it.
 
-    Parameters
-    ----------
-    text : object
-        Taken as ``str(text)``.
-    lines : bool
-        Keep line ends, for multi-line texts that ksieve itself wrote.
+    `text`: taken as ``str(text)``. `lines`: keep line ends, for multi-line texts that ksieve itself wrote.
     """
     return "".join(
         c if c == "\n" and lines else _escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in str(text)
@@ -34,10 +29,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 def parse_json(text: str | bytes) -> Any:
     """Parse untrusted JSON.
 
-    Raises
-    ------
-    ValueError
-        If the text is no JSON, is nested too deeply, or holds an integer of thousands of digits.
+    Raises `ValueError` if the text is no JSON, is nested too deeply, or holds an integer of thousands of digits.
     """
     try:
         return json.loads(text)

@@ -79,12 +79,7 @@ def tag_of(*facts: Any) -> int:
 
 
 def distributed() -> Any:
-    """Import ``torch.distributed``, with a process group.
-
-    Raises
-    ------
-    BackendError
-    """
+    """Import ``torch.distributed``, with a process group."""
     try:
         import torch.distributed as dist
     except ImportError:
@@ -129,12 +124,8 @@ class Channel:
 
         `statement` says what the tag stands for, or with `FAILED` under the name "" why. Data are sent where they fit.
 
-        Raises
-        ------
-        ArgumentError
-            Ranks state different arguments: the same error on each.
-        BackendError
-            A rank has failed.
+        Raises `ArgumentError`, the same on each, if ranks state different arguments, and `BackendError` if a rank has
+        failed.
         """
         torch = sys.modules["torch"]
         head = torch.tensor([tag, width])

@@ -99,21 +99,8 @@ def prepare(plan: ShardPlan) -> ShardPlan:
     Those between its collectives and those of this rank's own selection, with and without windows, on PyTorch's current
     device. Sends nothing, and has no effect on the CPU.
 
-    Parameters
-    ----------
-    plan : ShardPlan
-
-    Returns
-    -------
-    ShardPlan
-        The plan itself.
-
-    Raises
-    ------
-    ArgumentError
-        If it is no plan of `ksieve.distributed.plan`.
-    BackendError
-        If the kernels cannot be compiled or loaded here.
+    Returns the plan itself. Raises `ArgumentError` if it is no plan of `ksieve.distributed.plan`. Raises `BackendError`
+    if the kernels cannot be compiled or loaded here.
     """
     if check_plan(plan).device != "cuda":
         return plan

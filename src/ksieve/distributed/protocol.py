@@ -33,12 +33,8 @@ Steps = Generator[AllGather | AllReduce, Any, "Agreed"]
 class Agreed:
     """What a rank knows at the end.
 
-    Attributes
-    ----------
-    count : array of int64, shape (rows,)
-        How many of this rank's best are selected.
-    pooled : array of int64, shape (rows, world * k), or None
-        The best of all ranks, ascending, where the schedule gathers them.
+    `count` (array of int64, shape (rows,)): how many of this rank's best are selected. `pooled` (array of int64, shape
+    (rows, world * k), or None): the best of all ranks, ascending, where the schedule gathers them.
     """
 
     count: Any
@@ -48,22 +44,9 @@ class Agreed:
 def agree(schedule: Schedule, ops: Ops, shape: Shape, rank: int, best: Any, ks: Any) -> Steps:
     """Run a schedule.
 
-    Parameters
-    ----------
-    schedule : Schedule
-    ops : Ops
-    shape : Shape
-        The same on every rank.
-    rank : int
-    best : array of int64, shape (rows, k)
-        Ascending composites of this rank, then `NOTHING`.
-    ks : array of int64, shape (rows,)
-        The k of each row, in [0, k]; the same on every rank.
-
-    Returns
-    -------
-    generator
-        Yields collectives, receives their results, and returns `Agreed`.
+    `shape`: the same on every rank. `best` (array of int64, shape (rows, k)): ascending composites of this rank, then
+    `NOTHING`. `ks` (array of int64, shape (rows,)): the k of each row, in [0, k]; the same on every rank. It
+    yields collectives, receives their results, and returns `Agreed`.
     """
     if isinstance(schedule, Pairs):
         return _pairs(ops, best, ks)
@@ -147,19 +130,9 @@ def _first(ops: Ops, best: Any, last: Any) -> Any:
 def everywhere(ops: Ops, shape: Shape, rank: int, positions: Any, agreed: Agreed, ks: Any) -> Generator[Any, Any, Any]:
     """Bring the selected positions of every row to every rank.
 
-    Parameters
-    ----------
-    ops, shape, rank
-        As of `agree`.
-    positions : array of int64, shape (rows, k)
-        Global positions of this rank's best.
-    agreed : Agreed
-    ks : array of int64, shape (rows,)
-
-    Returns
-    -------
-    generator
-        Returns the positions, int64 of shape (rows, k), in no particular order, -1 in unused slots.
+    `ops`, `shape`, `rank`: as of `agree`. `positions` (array of int64, shape (rows, k)): global positions of this
+    rank's best. `ks`: array of int64, shape (rows,). Returns the positions, int64 of shape (rows, k), in no
+    particular order, -1 in unused slots.
     """
     slot = ops.columns(shape.k)
     if agreed.pooled is not None:

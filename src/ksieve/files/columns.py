@@ -26,19 +26,9 @@ MOST_ROWS = 32
 class JoinedColumns:
     """Files that hold the columns of the same rows, one after another.
 
-    Attributes
-    ----------
-    rows, width : int
-        `width` is the sum of the files' widths; positions count through all of them.
-    lengths : ndarray of int32, shape (rows,)
-        Valid scores of each row, in all files.
-    dtype, k, path
-        Of the first file.
-
-    Raises
-    ------
-    ArgumentError
-        Rows or dtypes differ, or the width does not fit int32.
+    `rows`, `width`: `width` is the sum of the files' widths; positions count through all of them. `lengths` (ndarray of
+    int32, shape (rows,)): valid scores of each row, in all files. `dtype`, `k`, `path`: of the first file. Raises
+    `ArgumentError` if rows or dtypes differ, or the width does not fit int32.
     """
 
     def __init__(self, files: Sequence[Scores]) -> None:

@@ -28,14 +28,8 @@ def write_header(
 def save_scores(path: str | os.PathLike[str], tensors: Mapping[str, Any], k: int, **metadata: str) -> None:
     """Write "scores" and "lengths", tensors of PyTorch of any score dtype, to a file that `open_scores` reads.
 
-    Parameters
-    ----------
-    path : path
-    tensors : mapping of str to torch.Tensor
-    k : int
-        The K that the scores are meant for, which ``ksieve select`` takes by default.
-    **metadata : str
-        Further facts.
+    `tensors`: mapping of str to torch.Tensor. `k`: the K that the scores are meant for, which ``ksieve select`` takes
+    by default. `metadata`: further facts.
     """
     from safetensors.torch import save
 

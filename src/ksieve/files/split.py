@@ -34,10 +34,7 @@ def launched() -> int:
 def ranks() -> Iterator[tuple[int, int]]:
     """Join the processes of ``torchrun`` over gloo; yields rank and world, (0, 1) without ``torchrun``.
 
-    Raises
-    ------
-    BackendError
-        PyTorch is not installed.
+    Raises `BackendError` if PyTorch is not installed.
     """
     if launched() == 1:
         yield 0, 1
@@ -134,16 +131,9 @@ def select(
 ) -> StreamResult | None:
     """`ksieve.files.stream.select` by all ranks; every rank must call it.
 
-    Parameters
-    ----------
-    source, k, sink, return_stats, block_bytes, progress, options
-        As of `ksieve.files.stream.select`. `sink` and `progress` are called on the first rank alone.
-    rank, world : int
-
-    Returns
-    -------
-    StreamResult or None
-        On the first rank: statistics of all rows, and the first rank's plan and times.
+    `source`, `k`, `sink`, `return_stats`, `block_bytes`, `progress`, `options`: as of `ksieve.files.stream.select`.
+    `sink` and `progress` are called on the first rank alone. On the first rank it returns statistics of all rows, and
+    the first rank's plan and times.
     """
     if world == 1:
         return stream.select(

@@ -32,14 +32,9 @@ Sink = Callable[[int, NDArray[np.int32]], None]
 class StreamResult:
     """Plan, statistics and times of a streamed selection.
 
-    Attributes
-    ----------
-    plan : Plan
-        Plan of one block; every block but the last has `plan.problem.rows` rows.
-    stats : Stats or None
-        Statistics of all rows, with ``return_stats=True``.
-    read_seconds, select_seconds : float
-        Wall time spent fetching blocks from the source, and inside the selection calls.
+    `plan`: plan of one block; every block but the last has `plan.problem.rows` rows. `stats`: statistics of all rows,
+    with ``return_stats=True``. `read_seconds`, `select_seconds`: wall time spent fetching blocks from the source, and
+    inside the selection calls.
     """
 
     plan: Plan

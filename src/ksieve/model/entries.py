@@ -22,23 +22,10 @@ def arrange(
 ) -> tuple[I64, I64]:
     """Return the slots of every row, and the entry of each slot.
 
-    Parameters
-    ----------
-    options : Options
-    entries : Entries
-    forced : Forced
-    chosen : ndarray of int32, shape (rows, k)
-        The selected ones of the entries that are not forced, counted from the first of these, in the order that is
-        asked for; -1 in unused slots, which may stand anywhere.
-    columns : int
-        `Options.columns`.
-
-    Returns
-    -------
-    slots : ndarray of int64, shape (rows, columns)
-        Numbers of entries, or with `expand` positions; -1 in unused slots.
-    sources : ndarray of int64, shape (rows, columns)
-        Entry of each slot, counted from the row's first one; -1 in slots of the tail and in unused ones.
+    `chosen` (ndarray of int32, shape (rows, k)): the selected ones of the entries that are not forced, counted from the
+    first of these, in the order that is asked for; -1 in unused slots, which may stand anywhere. `columns`:
+    `Options.columns`. Returns `slots`: numbers of entries, or with `expand` positions; -1 in unused slots. Returns
+    `sources`: entry of each slot, counted from the row's first one; -1 in slots of the tail and in unused ones.
     """
     rows = chosen.shape[0]
     slots, sources = np.full((rows, columns), -1, np.int64), np.full((rows, columns), -1, np.int64)

@@ -18,13 +18,8 @@ I64 = NDArray[np.int64]
 class Gathered(NamedTuple):
     """Rows of the scores that have a position.
 
-    Attributes
-    ----------
-    scores : ndarray of the scores' dtype, shape (rows, width)
-        The first ``lengths[r]`` of each row are valid.
-    places : ndarray of int32, shape (rows, width)
-        Their positions.
-    lengths : ndarray of int32, shape (rows,)
+    `scores` (ndarray of the scores' dtype, shape (rows, width)): the first ``lengths[r]`` of each row are valid.
+    `places` (ndarray of int32, shape (rows, width)): their positions. `lengths`: ndarray of int32, shape (rows,).
     """
 
     scores: NDArray[Any]
@@ -43,17 +38,9 @@ def empty(scores: NDArray[Any]) -> Gathered:
 def positions_of(table: NDArray[np.int32], width: int) -> NDArray[np.int32]:
     """Positions of scores that are those of blocks, one behind another.
 
-    Parameters
-    ----------
-    table : ndarray of int32, shape (rows, n)
-        Number of the block of each ``width // n`` scores; negative where they are none.
-    width : int
-        A multiple of n.
-
-    Returns
-    -------
-    ndarray of int32, shape (rows, width)
-        -1 for a score of no block, and for one whose position int32 does not hold.
+    `table` (ndarray of int32, shape (rows, n)): number of the block of each ``width // n`` scores; negative where they
+    are none. `width`: a multiple of n. Returns ndarray of int32, shape (rows, width): -1 for a score of no block, and
+    for one whose position int32 does not hold.
     """
     size = width // max(table.shape[1], 1)
     found = np.repeat(table.astype(np.int64), size, axis=1) * size + np.tile(np.arange(size), table.shape[1])
@@ -63,14 +50,9 @@ def positions_of(table: NDArray[np.int32], width: int) -> NDArray[np.int32]:
 def gather(scores: NDArray[Any], positions: NDArray[np.int32], begin: I64, length: I64, by_position: bool) -> Gathered:
     """Gather the scores of each row's window whose position is not negative.
 
-    Parameters
-    ----------
-    scores : ndarray, shape (rows, width)
-    positions : ndarray of int32, shape (rows, width)
-    begin, length : ndarray of int64, shape (rows,)
-        Windows of the rows.
-    by_position : bool
-        In ascending order of their positions, equal ones as they come; otherwise all as they come.
+    `scores`: ndarray, shape (rows, width). `positions`: ndarray of int32, shape (rows, width). `begin`, `length`
+    (ndarray of int64, shape (rows,)): windows of the rows. `by_position`: in ascending order of their positions, equal
+    ones as they come; otherwise all as they come.
     """
     found = empty(scores)
     for r in range(scores.shape[0]):

@@ -29,16 +29,9 @@ def entries_of(
 ) -> Entries:
     """Lay out the entries of every row.
 
-    Parameters
-    ----------
-    options : Options
-    scores : ndarray, shape (rows, width)
-    begin, length, tails
-        As `bounds` returns them.
-    positions : ndarray of int32, shape (rows, width), optional
-        Numbers of the entries, in place of their columns; a score with a negative one is none.
-    gather, pooled : callable, optional
-        Compiled forms of `ksieve.model.gathering.gather` and of `pool`.
+    `scores`: ndarray, shape (rows, width). `begin`, `length`, `tails`: as `bounds` returns them. `positions` (ndarray
+    of int32, shape (rows, width), optional): numbers of the entries, in place of their columns; a score with a negative
+    one is none. `gather`, `pooled`: compiled forms of `ksieve.model.gathering.gather` and of `pool`.
     """
     size, expand, none = options.block_size, options.expand, np.zeros_like(begin)
     number, end, places = begin if options.index_base == "row" else none, POSITIONS // expand + none, None
@@ -68,16 +61,8 @@ def entries_of(
 def pool(scores: NDArray[Any], blocks: Blocks, ranking: Ranking) -> NDArray[Any]:
     """Return the best score of each block, bit for bit: the first of those that are equal.
 
-    Parameters
-    ----------
-    scores : ndarray, shape (rows, width)
-    blocks : Blocks
-    ranking : {"largest", "smallest", "nan_first"}
-
-    Returns
-    -------
-    ndarray of the scores' dtype, shape (rows, ceil(width / size))
-        Row r has ``blocks.total[r]`` scores; the others are zeros.
+    `scores`: ndarray, shape (rows, width). `ranking`: {"largest", "smallest", "nan_first"}. Returns ndarray of the
+    scores' dtype, shape (rows, ceil(width / size)): row r has ``blocks.total[r]`` scores; the others are zeros.
     """
     rows, width = scores.shape
     found = np.zeros((rows, -(-width // blocks.size)), scores.dtype)

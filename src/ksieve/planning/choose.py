@@ -17,10 +17,7 @@ from ksieve.planning.plan import Plan
 def check_covers(plan: Plan, asked: Problem) -> None:
     """Refuse a call that the plan does not cover: it may be smaller than planned, never larger.
 
-    Raises
-    ------
-    ArgumentError
-        Names the plan's limit that the call exceeds.
+    Raises `ArgumentError`, which names the plan's limit that the call exceeds.
     """
     made = plan.problem
     for name in ("rows", "width"):

@@ -44,10 +44,7 @@ DEVICES: dict[str, DeviceInfo] = {
 def resolve_device(name: str, argument: str = "device") -> str | DeviceInfo:
     """Turn a name into a device's properties; ``"cpu"``, ``"cuda"`` and ``"cuda:<ordinal>"`` are returned unchanged.
 
-    Raises
-    ------
-    ArgumentError
-        If the name is neither a device of this machine nor in `DEVICES`.
+    Raises `ArgumentError` if the name is neither a device of this machine nor in `DEVICES`.
     """
     key = name.lower()
     if key in DEVICES:

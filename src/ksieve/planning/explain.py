@@ -23,17 +23,9 @@ from ksieve.planning.thresholds import WARP_ROWS
 class Considered:
     """One kernel family for a shape.
 
-    Attributes
-    ----------
-    family : str
-    launch : str
-        Threads, CTAs for each multiprocessor and for each row; empty if the family is refused.
-    waves : float
-        CTAs launched over those that run at once.
-    reads : float
-        Times that a row is read from memory; 0 if the family is refused.
-    verdict : str
-        Why it is chosen, or why it is not.
+    `launch`: threads, CTAs for each multiprocessor and for each row; empty if the family is refused. `waves`: CTAs
+    launched over those that run at once. `reads`: times that a row is read from memory; 0 if the family is refused.
+    `verdict`: why it is chosen, or why it is not.
     """
 
     family: str
@@ -46,10 +38,7 @@ class Considered:
 def considered(problem: Problem, device: DeviceInfo) -> list[Considered]:
     """Return every family of a CUDA device for a problem, the chosen one first.
 
-    Raises
-    ------
-    ArgumentError
-        If the device is none of CUDA.
+    Raises `ArgumentError` if the device is none of CUDA.
     """
     if device.kind != "cuda":
         raise ArgumentError(

@@ -35,10 +35,7 @@ def decode_plan(text: str) -> Plan:
     The text may come from an untrusted file, and its numbers determine the addresses that kernels write. The plan is
     therefore made again from its problem and device, and accepted only if the planner gives the same numbers.
 
-    Raises
-    ------
-    ArgumentError
-        If the text is no plan, or differs from the planner's result.
+    Raises `ArgumentError` if the text is no plan, or differs from the planner's result.
     """
     try:
         plan = _plan_of(json.loads(text))

@@ -32,10 +32,7 @@ ONE_FEWER = f"{NOT_MEASURED}one CTA fewer than was tuned for plain calls"
 def geometry_of(device: DeviceInfo, family: str, roomy: bool = False) -> Geometry:
     """Launch shape of a family on a device; with `roomy`, fewer resident CTAs and more registers for each.
 
-    Raises
-    ------
-    ArgumentError
-        If the device cannot run the family.
+    Raises `ArgumentError` if the device cannot run the family.
     """
     found = tuned.shapes_of(device)
     family = "resident_block" if family == "register_block" and family in found.resident else family

@@ -117,13 +117,7 @@ class Geometry:
 class Split:
     """From which width how many CTAs a row pay, so that splitting rows saves more than merging costs.
 
-    Attributes
-    ----------
-    fewest : int
-        CTAs a row, at least.
-    narrowest : int
-        Width in scores from which the entry holds.
-    source : str
+    `fewest`: CTAs a row, at least. `narrowest`: width in scores from which the entry holds.
     """
 
     fewest: int
@@ -135,17 +129,8 @@ class Split:
 class Stride:
     """For which rows a sampling policy is the fastest.
 
-    Attributes
-    ----------
-    policy : str
-        Its name.
-    ratio : int
-        Width over k (at least `ksieve.planning.thresholds.LINES_RANK`) from which the entry holds.
-    narrowest : int
-        Width in scores from which it holds.
-    most_rows : int
-        Rows up to which it holds; 0 for any.
-    source : str
+    `policy`: its name. `ratio`: width over k (at least `ksieve.planning.thresholds.LINES_RANK`) from which the entry
+    holds. `narrowest`: width in scores from which it holds. `most_rows`: rows up to which it holds; 0 for any.
     """
 
     policy: str
@@ -309,12 +294,8 @@ def _strides_of(known: Shapes, count: int) -> tuple[Stride, ...]:
 def parts_of(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Parse the measured parts that a file has.
 
-    Parameters
-    ----------
-    facts : dict
-        Content of the file. Its entries have been checked, or are shipped.
-    name : str
-        Of the file, for the source of entries that have a time.
+    `facts`: content of a file, whose entries have been checked, or are shipped. `name`: of the file, for the source of
+    entries that have a time.
     """
 
     def fields_of(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -396,10 +377,7 @@ def _for_half(found: Shapes, dtype: str) -> Shapes:
 def of(device: DeviceInfo, dtype: str = DTYPE) -> Shapes:
     """Return what is shipped for scores of a dtype on a CUDA device: that of its class and model.
 
-    Raises
-    ------
-    ArgumentError
-        If no class covers the device.
+    Raises `ArgumentError` if no class covers the device.
     """
     for name in CLASSES:
         if of_class(name).covers(device):

@@ -15,12 +15,8 @@ NOT_MEASURED = "not measured: "
 class Threshold(int):
     """An integer with its meaning and source.
 
-    Attributes
-    ----------
-    meaning : str
-        The decision that depends on it, and its unit.
-    source : str
-        Decision record or result file with its measurement.
+    `meaning`: the decision that depends on it, and its unit. `source`: decision record or result file with its
+    measurement.
     """
 
     meaning: str

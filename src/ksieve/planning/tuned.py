@@ -53,15 +53,10 @@ _log = logging.getLogger(__name__)
 class Tuned:
     """A file of measured shapes.
 
-    Attributes
-    ----------
-    about : dict
-        ``device`` (name, capability, multiprocessors), ``driver``, ``packages``, ``date``, ``commit``, ``dtype``,
-        ``k``.
-    parts : dict
-        ``resident`` and ``streamed``: of each family a list of entries, fields of a `Geometry`. ``splits`` and
-        ``strides``: lists of fields of a `Split` and a `Stride`. An entry also has `shapes.FACTS`, if it was measured.
-        A part may be missing: then that of the device's class holds.
+    `about`: ``device`` (name, capability, multiprocessors), ``driver``, ``packages``, ``date``, ``commit``, ``dtype``,
+    ``k``. `parts`: ``resident`` and ``streamed``: of each family a list of entries, fields of a `Geometry`. ``splits``
+    and ``strides``: lists of fields of a `Split` and a `Stride`. An entry also has `shapes.FACTS`, if it was measured.
+    A part may be missing: then that of the device's class holds.
     """
 
     about: Mapping[str, Any]
@@ -107,10 +102,7 @@ def write(path: Path, found: Tuned) -> None:
 def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
     """Read a file for a device, and check all of it.
 
-    Raises
-    ------
-    ArgumentError
-        If it is of another format, version, device or dtype, or damaged. The message says which.
+    Raises `ArgumentError` if it is of another format, version, device or dtype, or damaged. The message says which.
     """
 
     def refuse(got: str, takes: str) -> ArgumentError:
@@ -247,11 +239,8 @@ def shapes_of(device: DeviceInfo, dtype: str = DTYPE) -> Shapes:
 
     Measured parts are from what `VARIABLE` names, or the user's own file.
 
-    Raises
-    ------
-    ArgumentError
-        If no class covers the device, or `VARIABLE` names a file that cannot be used. A file in the configuration
-        directory is then ignored, with one warning.
+    Raises `ArgumentError` if no class covers the device, or `VARIABLE` names a file that cannot be used. A file in the
+    configuration directory is then ignored, with one warning.
     """
     found = _shapes_of(device, dtype, os.environ.get("KSIEVE_TUNED", ""))
     return _others.get(found, found) if _others else found

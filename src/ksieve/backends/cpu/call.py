@@ -34,12 +34,7 @@ from ksieve.planning.plan import Plan
 
 
 def run(plan: Plan, call: Call, *, workspace: Any = None, return_stats: bool = False, model: bool = False) -> Any:
-    """Select every row of a call that the plan covers; `model` uses the NumPy model. There is no workspace.
-
-    Returns
-    -------
-    indices, or a tuple that begins with them : see `ksieve.topk`
-    """
+    """Select every row of a call that the plan covers; `model` uses the NumPy model. There is no workspace."""
     given, strided = _given(call, model)
     asked = call.problem
     if "block_table" in given:

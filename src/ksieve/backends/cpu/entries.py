@@ -108,16 +108,10 @@ def pool_rows(
 ) -> None:
     """Write the best score of each block of rows [begin, end).
 
-    Parameters
-    ----------
-    scores, out
-        Addresses of row 0; a pitch counts bytes.
-    itemsize, convert
-        Of the scores, as of `kernels.select_rows`: they have a ranking, which says which is best.
-    size, columns, lows, highs, numbers, counts
-        As in `ksieve.core.entries.Blocks`, arrays by the address of int64 (rows,).
-    memory
-        Address of POOLING_BYTES.
+    `scores`, `out`: addresses of row 0; a pitch counts bytes. `itemsize`, `convert`: of the scores, as of
+    `kernels.select_rows`: they have a ranking, which says which is best. `size`, `columns`, `lows`, `highs`, `numbers`,
+    `counts`: as in `ksieve.core.entries.Blocks`, arrays by the address of int64 (rows,). `memory`: address of
+    POOLING_BYTES.
     """
     keys, best, spare, step = u32s(memory), u32s(memory + _BEST), u32s(memory + _SPARE), TILE // size
     for r in range(begin, end):

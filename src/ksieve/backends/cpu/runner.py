@@ -90,20 +90,9 @@ def run(
 ) -> Stats | None:
     """Select every row of checked arguments into `out`.
 
-    Parameters
-    ----------
-    plan : Plan
-    scores : ndarray, shape (rows, width)
-        float32, float16, or bfloat16 (as such or as uint16 bits); last stride 1, any row pitch, any alignment.
-    lengths : ndarray of int32, shape (rows,)
-        Clamped to [0, width].
-    out : ndarray of int32, shape (rows, k)
-        Every slot is written; last stride 1, any row pitch.
-    return_stats : bool
-
-    Returns
-    -------
-    Stats or None
+    `scores` (ndarray, shape (rows, width)): float32, float16, or bfloat16 (as such or as uint16 bits); last stride 1,
+    any row pitch, any alignment. `lengths` (ndarray of int32, shape (rows,)): clamped to [0, width]. `out` (ndarray of
+    int32, shape (rows, k)): every slot is written; last stride 1, any row pitch.
     """
     rows, width = scores.shape
     valid = np.ascontiguousarray(np.clip(lengths, 0, width), dtype=np.int32)
@@ -118,16 +107,8 @@ def row_work(plan: Plan, scores: NDArray[Any], seed: int | None = None) -> NDArr
 
     A deterministic measure of the cost of a row beyond its reads: equal in every run with the same seed.
 
-    Parameters
-    ----------
-    plan, scores
-        As of `run`.
-    seed : int, optional
-        Seed of the guesses. Default: random, as in a call.
-
-    Returns
-    -------
-    ndarray of int64, shape (rows,)
+    `plan`, `scores`: as of `run`. `seed`: seed of the guesses. Default: random, as in a call. Returns ndarray of int64,
+    shape (rows,).
     """
     rows, width = scores.shape
     work, out = np.zeros(rows, np.int64), np.empty((rows, plan.problem.k), np.int32)
@@ -147,16 +128,9 @@ def run_finished(
 ) -> Stats | None:
     """Select every row of a call with options and run its epilogue.
 
-    Parameters
-    ----------
-    plan, scores, return_stats
-        As of `run`.
-    begins, lengths : ndarray of int64, shape (rows,)
-        Windows of the rows (`ksieve.core.windows`).
-    ks : ndarray of int32, shape (rows,), or None
-        Each row's k, clamped.
-    finish : Finish
-        The epilogue and its output arrays.
+    `plan`, `scores`, `return_stats`: as of `run`. `begins`, `lengths` (ndarray of int64, shape (rows,)): windows of the
+    rows (`ksieve.core.windows`). `ks` (ndarray of int32, shape (rows,), or None): each row's k, clamped. `finish`: the
+    epilogue and its output arrays.
     """
     rows, width = scores.shape
     starts = begins.astype(np.int32)
@@ -224,15 +198,8 @@ def run_arranging(
 ) -> None:
     """Write rows of selected entries: `ksieve.model.entries.arrange`, compiled, and the epilogue.
 
-    Parameters
-    ----------
-    plan : Plan
-    entries, forced, chosen
-        As of `ksieve.model.entries.arrange`.
-    finish : Finish
-        The epilogue and its output arrays, but for the values, which are those of the entries.
-    options : Options
-        Of the call.
+    `entries`, `forced`, `chosen`: as of `ksieve.model.entries.arrange`. `finish`: the epilogue and its output arrays,
+    but for the values, which are those of the entries. `options`: of the call.
     """
     from ksieve.backends.cpu.compiled import prepare
     from ksieve.backends.cpu.entries import arrange_rows

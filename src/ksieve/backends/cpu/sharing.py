@@ -47,15 +47,9 @@ _spare: list[int] = []
 class _Job:
     """The rows of one call, until `work` is None.
 
-    Attributes
-    ----------
-    work : callable or None
-        None once no more portions are to be taken.
-    idle : int
-        Lock that the helpers hold together while any of them works, and that the caller acquires at the end. Later
-        calls reuse it: a late helper may hold it briefly, but finds no work.
-    error : BaseException or None
-        The first one raised in a helper.
+    `work`: None once no more portions are to be taken. `idle`: lock that the helpers hold together while any of them
+    works, and that the caller acquires at the end. Later calls reuse it: a late helper may hold it briefly, but finds
+    no work. `error`: the first one raised in a helper.
     """
 
     __slots__ = ("begins", "error", "idle", "inside", "mutex", "portion", "rows", "work")

@@ -26,10 +26,7 @@ def check_packages() -> None:
 
     Without an NVIDIA driver there is nothing to check; without a GPU `device_info` says so.
 
-    Raises
-    ------
-    BackendError
-        In the words of the first call that would fail.
+    Raises `BackendError` in the words of the first call that would fail.
     """
     version = _driver.cuda_version()
     if version is None:
@@ -48,10 +45,8 @@ def check_packages() -> None:
 def device_info(index: int = 0) -> DeviceInfo:
     """Facts of a CUDA device that is present, read once.
 
-    Raises
-    ------
-    BackendError
-        If the driver, the Python bindings or a GPU of compute capability 8.0 is missing, in one sentence.
+    Raises `BackendError` if the driver, the Python bindings or a GPU of compute capability 8.0 is missing, in one
+    sentence.
     """
     return _driver.get().device_info(index)
 

@@ -58,11 +58,8 @@ def torch_stream(index: int) -> int:
 def new(library: str, shape: tuple[int, ...], dtype: str, index: int, name: str = "out") -> Any:
     """Allocate an uninitialised array in a library, on a CUDA device.
 
-    Raises
-    ------
-    ArgumentError
-        If the library is another one, whose arrays ksieve can read and write but not make; or if JAX is to make 64-bit
-        integers while they are disabled. `name` is the argument that supplies the array in either case.
+    Raises `ArgumentError` if the library is another one, whose arrays ksieve can read and write but not make; or if JAX
+    is to make 64-bit integers while they are disabled. `name` is the argument that supplies the array in either case.
     """
     if library == "torch":
         import torch
@@ -91,10 +88,7 @@ def new(library: str, shape: tuple[int, ...], dtype: str, index: int, name: str 
 def number(library: str, value: int, index: int, name: str) -> Any:
     """Make an array of one int32 in a library on a CUDA device, in order with its current stream.
 
-    Raises
-    ------
-    ArgumentError
-        If ksieve cannot make arrays of the library. `name` is the argument that has the value.
+    Raises `ArgumentError` if ksieve cannot make arrays of the library. `name` is the argument that has the value.
     """
     if library == "torch":
         import torch

@@ -30,14 +30,8 @@ def make_fast_path(plan: Plan, call: Call, names: Sequence[str], given: Sequence
 
     It is a closure, because reading many names is fastest from cells.
 
-    Parameters
-    ----------
-    plan : Plan
-    call : Call
-    names, given : sequence
-        Names and values of the call's arguments. All that are no arrays are equal in the calls of the fast path.
-    result : Tensor or tuple of Tensor
-        What the call has returned.
+    `names`, `given`: names and values of the call's arguments. All that are no arrays are equal in the calls of the
+    fast path. `result` (Tensor or tuple of Tensor): what the call has returned.
     """
     import torch
     from torch.autograd import forward_ad

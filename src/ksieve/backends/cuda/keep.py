@@ -73,22 +73,8 @@ def selections() -> Iterator[Options]:
 def launch(tile: tuple[int, ...], rows: int, *, dtype: str, ranking: Ranking, index: int, stream: int) -> None:
     """Enqueue the kernel on a stream of device `index`.
 
-    Parameters
-    ----------
-    tile : tuple of int
-        Fields of `TILE`.
-    rows : int
-    dtype : str
-        Of the scores.
-    ranking : Ranking
-    index : int
-        Ordinal of the device.
-    stream : int
-
-    Raises
-    ------
-    BackendError
-        If the kernel has to be compiled or loaded while the stream is captured, or the driver refuses the launch.
+    `tile`: fields of `TILE`. `dtype`: of the scores. `index`: ordinal of the device. Raises `BackendError` if the
+    kernel has to be compiled or loaded while the stream is captured, or the driver refuses the launch.
     """
     spec = keep_kernel(architecture(cuda_driver.get().device_info(index).capability), dtype, ranking)
     kernel = kernel_of(spec, index, THREADS, TILE.size, stream)

@@ -20,10 +20,7 @@ _ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED, _UNFILLED, _WIDE_STARTS = 1, 2, 4, 8,
 def outputs(plan: Plan, call: Call) -> dict[str, Any]:
     """Return the further output arrays by name, in the order of the result: the caller's, or new ones.
 
-    Raises
-    ------
-    ArgumentError
-        If a new array is needed and cannot be made.
+    Raises `ArgumentError` if a new array is needed and cannot be made.
     """
     options, scores = plan.problem.options, call.scores
     shape, index = call.shape, plan.problem.device.index

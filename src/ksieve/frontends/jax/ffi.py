@@ -199,13 +199,7 @@ class XlaError(Exception):
 
 
 class Frame:
-    """One execution of a custom call whose only attribute is a text.
-
-    Attributes
-    ----------
-    arguments, results : list of Buffer
-    text : bytes
-    """
+    """One execution of a custom call whose only attribute is a text."""
 
     __slots__ = ("_api", "_context", "arguments", "results", "text")
 
@@ -250,12 +244,8 @@ def _buffers(raw: _Buffers) -> list[Buffer]:
 def serve(address: int, run: Callable[[Frame], None]) -> None:
     """Answer one call of XLA: a query of the handler's version, or an execution, which `run` does.
 
-    Parameters
-    ----------
-    address : int
-        Of an `_Answer`. Its error is stored, and then the mark that the call was served.
-    run : callable
-        Its exceptions become errors of XLA.
+    `address`: of an `_Answer`. Its error is stored, and then the mark that the call was served. `run`: its exceptions
+    become errors of XLA.
     """
     answer = _Answer.from_address(address)
     try:
@@ -311,10 +301,7 @@ class _Gate(ctypes.Structure):
 class Handler:
     """A function that XLA can call until the process ends.
 
-    Attributes
-    ----------
-    address : int
-        Of the native function, ``XLA_FFI_Error* handler(XLA_FFI_CallFrame*)``.
+    `address`: of the native function, ``XLA_FFI_Error* handler(XLA_FFI_CallFrame*)``.
     """
 
     def __init__(self, run: Callable[[Frame], None]) -> None:

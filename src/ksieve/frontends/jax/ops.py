@@ -83,15 +83,7 @@ _StandIn.__module__ = "jax"  # error messages then name JAX's functions as remed
 class Selection:
     """What a custom call is to do, apart from its arrays.
 
-    Attributes
-    ----------
-    arrays : tuple of str
-        Names of its arguments, in order.
-    k : int
-        Slots per row.
-    options : Options
-    plan : str or None
-        The text of a plan.
+    `arrays`: names of its arguments, in order. `k`: slots per row. `plan`: the text of a plan.
     """
 
     arrays: tuple[str, ...]
@@ -129,10 +121,7 @@ def traced(
 ) -> Any:
     """Run `ksieve.topk` in a traced program, as one custom call.
 
-    Raises
-    ------
-    ArgumentError
-        As `ksieve.topk`, and for arguments that a traced program cannot represent.
+    Raises `ArgumentError` as `ksieve.topk` does, and for arguments that a traced program cannot represent.
     """
     if return_stats is not False:
         raise ArgumentError("return_stats", shown(return_stats), "False while JAX traces: nothing is read back")

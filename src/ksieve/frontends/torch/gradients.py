@@ -78,19 +78,10 @@ def gather(
 ) -> Any:
     """Values at raw indices, as a differentiable function of the scores.
 
-    Parameters
-    ----------
-    scores : Tensor, shape (..., width)
-    raw : Tensor of int32 or int64, shape (..., columns)
-        As with ``return_raw=True``: -1 in unused slots.
-    layout : Layout
-    lengths, starts, tail, positions, block_table : Tensor, optional
-        Those of the call, `lengths` also for its ends.
-
-    Returns
-    -------
-    Tensor of the scores' dtype, shape (..., columns)
-        The scores, bit for bit: of a block the first of its best ones, in slots of the tail the value of unused ones.
+    `scores`: Tensor, shape (..., width). `raw` (Tensor of int32 or int64, shape (..., columns)): as with
+    ``return_raw=True``: -1 in unused slots. `lengths`, `starts`, `tail`, `positions`, `block_table` (Tensor, optional):
+    those of the call, `lengths` also for its ends. Returns Tensor of the scores' dtype, shape (..., columns): the
+    scores, bit for bit: of a block the first of its best ones, in slots of the tail the value of unused ones.
     """
     width, shape = scores.shape[-1], raw.shape
     scores, raw = (x.flatten(0, -2) if x.dim() > 1 else x[None] for x in (scores, raw.long()))

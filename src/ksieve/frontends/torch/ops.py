@@ -286,16 +286,9 @@ def encode_options(
 ) -> tuple[str, bool, bool]:
     """Encode the options of a call as text, "" for plain ones; also return whether they have values and raw indices.
 
-    Parameters
-    ----------
-    scalars : tuple of (str, object)
-        Keyword arguments of the call that are no arrays.
-    arrays : tuple of str
-        Names of its keyword arguments that are arrays.
-    plan : Plan or None
-        Supplies the options that the call omits.
-    per_row_k, lengths, out_dtype
-        As in `ksieve.core.arguments.resolve`.
+    `scalars`: keyword arguments of the call that are no arrays. `arrays`: names of its keyword arguments that are
+    arrays. `plan`: supplies the options that the call omits. `per_row_k`, `lengths`, `out_dtype`: as in
+    `ksieve.core.arguments.resolve`.
     """
     asked = _resolved(scalars, arrays, plan, per_row_k, lengths, out_dtype)
     return _text(asked), asked.values, asked.raw

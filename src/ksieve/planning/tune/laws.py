@@ -51,11 +51,8 @@ def endpoint_structured(matrix: Any, lengths: Any, seed: int = 0) -> None:
     The law of `ksieve_lab.workloads.natural`: ``Exp(1) + log density(position)``, positions relative to each row's
     length.
 
-    Parameters
-    ----------
-    matrix : torch.Tensor, float, shape (rows, width)
-        Filled in place, past the lengths too.
-    lengths : torch.Tensor of int32, shape (rows,)
+    `matrix` (torch.Tensor, float, shape (rows, width)): filled in place, past the lengths too. `lengths`: torch.Tensor
+    of int32, shape (rows,).
     """
     import torch
 

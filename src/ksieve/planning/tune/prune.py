@@ -30,11 +30,7 @@ ASKED = (
 def unused(known: shapes.Shapes, target: Target) -> list[tuple[str, str, int]]:
     """Return the entries that decide no plan of `grid`: the part, the family (or the part again), and the number.
 
-    Parameters
-    ----------
-    known : Shapes
-        What the planner uses now for the target, measured on a device of as many multiprocessors.
-    target : Target
+    `known`: what the planner uses now for the target, measured on a device of as many multiprocessors.
     """
     device = target.device
     left: dict[object, tuple[str, str, int]] = {
@@ -60,10 +56,7 @@ def unused(known: shapes.Shapes, target: Target) -> list[tuple[str, str, int]]:
 def used(found: tuned.Tuned, target: Target) -> tuned.Tuned:
     """Return a file without the entries that decide no plan.
 
-    Raises
-    ------
-    ArgumentError
-        If the device cannot run an entry.
+    Raises `ArgumentError` if the device cannot run an entry.
     """
     with _shapes(found, target) as known:
         left_out = unused(known, target)
@@ -86,10 +79,7 @@ def without_spills(found: tuned.Tuned, target: Target, progress: Progress) -> tu
 
     The kernels of `grid` are compiled for that, again after each change.
 
-    Raises
-    ------
-    ArgumentError
-        If the device cannot run an entry.
+    Raises `ArgumentError` if the device cannot run an entry.
     """
     from ksieve.backends.cuda.jit.spec import kernel_spec
 

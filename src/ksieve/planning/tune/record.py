@@ -43,15 +43,8 @@ _VECTOR_FLAGS = ("sse4_2", "avx", "avx2", "f16c", "avx512f", "avx512bw", "avx512
 def payload(bench: str, settings: Mapping[str, Any], results: Any, *, gpu: bool = False) -> dict[str, Any]:
     """Put results into the common layout, together with `environment`.
 
-    Parameters
-    ----------
-    bench : str
-        Name of the measurement.
-    settings : mapping
-        Arguments of the measurement: shapes, rounds, seeds.
-    results : JSON-able
-    gpu : bool
-        Ask for the GPU too.
+    `bench`: name of the measurement. `settings`: arguments of the measurement: shapes, rounds, seeds. `gpu`: ask for
+    the GPU too.
     """
     return {
         "schema": SCHEMA,
@@ -75,22 +68,9 @@ def spread(rounds: Sequence[float]) -> float:
 def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> Path:
     """Write a payload, whole or not at all; folders are made as needed. A list or object of mere values is one line.
 
-    Parameters
-    ----------
-    path : path
-        A bare file name goes into `RESULTS`.
-    payload : mapping
-        From `payload`. NumPy scalars and arrays become numbers and lists; NaN and infinities become null.
-
-    Returns
-    -------
-    Path
-        Of the file written.
-
-    Raises
-    ------
-    ValueError
-        If the payload is not of this schema.
+    `path`: a bare file name goes into `RESULTS`. `payload`: from `payload`. NumPy scalars and arrays become numbers and
+    lists; NaN and infinities become null. Returns the path. Raises `ValueError` if the payload is not of
+    this schema.
     """
     if payload.get("schema") != SCHEMA or "bench" not in payload:
         raise ValueError(f"payload has schema {payload.get('schema')!r}, expected {SCHEMA} as record.payload gives it")

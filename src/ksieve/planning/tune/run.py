@@ -327,11 +327,7 @@ def gain(done: Results, asked: Sequence[Question]) -> list[tuple[str, float, str
 def about(target: Target, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a file: device, driver, packages, date, commit, dtype and k.
 
-    Parameters
-    ----------
-    target : Target
-    facts : dict
-        From `ksieve.planning.tune.record.environment`.
+    `facts`: from `ksieve.planning.tune.record.environment`.
     """
     cards = (facts.get("gpu") or {}).get("devices") or [{}]
     return {

@@ -28,13 +28,8 @@ PITCH_BYTES = 1024
 class Task:
     """Input of a contender.
 
-    Attributes
-    ----------
-    matrices : sequence of torch.Tensor, shape (rows, width)
-        Input sets.
-    lengths : torch.Tensor of int32, shape (rows,)
-        Valid prefixes, between 0 and the width.
-    k : int
+    `matrices` (sequence of torch.Tensor, shape (rows, width)): input sets. `lengths` (torch.Tensor of int32, shape
+    (rows,)): valid prefixes, between 0 and the width.
     """
 
     matrices: Sequence[Any]
@@ -61,10 +56,7 @@ class Task:
 def require_device() -> DeviceInfo:
     """Facts of PyTorch's current GPU.
 
-    Raises
-    ------
-    BackendError
-        If there is none, or no PyTorch that could use it.
+    Raises `BackendError` if there is none, or no PyTorch that could use it.
     """
     try:
         import torch
@@ -86,14 +78,8 @@ def pitch_of(width: int, itemsize: int) -> int:
 def allocate(rows: int, width: int, dtype: str, most: int | None = None, valid: int | None = None) -> list[Any] | str:
     """Make the input sets of a shape, unfilled; or say why there is no room.
 
-    Parameters
-    ----------
-    rows, width : int
-    dtype : str
-    most : int, optional
-        Bound on the sets, for inputs that cost much to make.
-    valid : int, optional
-        Scores of a set that are read: short rows of a wide matrix take more sets to leave L2 behind.
+    `most`: bound on the sets, for inputs that cost much to make. `valid`: scores of a set that are read: short rows of
+    a wide matrix take more sets to leave L2 behind.
     """
     import torch
 

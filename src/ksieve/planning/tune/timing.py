@@ -27,17 +27,9 @@ MOST_SETS = 32
 class Contender:
     """One way to do the work.
 
-    Attributes
-    ----------
-    name : str
-    run : callable
-        ``run(i)`` enqueues the work on input set `i` on the current stream; it must be capturable.
-    check : callable, optional
-        ``check(i)`` states whether the output of ``run(i)`` is correct; called once, on poisoned outputs.
-    poison : callable, optional
-        ``poison(i)`` overwrites the output of set `i`.
-    rounds : int, optional
-        Smaller number of rounds for a slow contender.
+    `run`: ``run(i)`` enqueues the work on input set `i` on the current stream; it must be capturable. `check`:
+    ``check(i)`` states whether the output of ``run(i)`` is correct; called once, on poisoned outputs. `poison`:
+    ``poison(i)`` overwrites the output of set `i`. `rounds`: smaller number of rounds for a slow contender.
     """
 
     name: str

@@ -58,16 +58,8 @@ def compile_plans(
 ) -> dict[KernelSpec, Cubin | BackendError]:
     """Compile the kernels of plans on all processors, so that no measurement waits for one.
 
-    Parameters
-    ----------
-    plans : iterable of Plan
-    progress : callable
-        Called as ``progress(kernels done, kernels in all)``.
-
-    Returns
-    -------
-    dict
-        Each specialisation with its compiled kernel, or with the error of its compilation.
+    `progress`: called as ``progress(kernels done, kernels in all)``. Returns each specialisation with its compiled
+    kernel, or with the error of its compilation.
     """
     from ksieve.backends.cuda.jit import cache
     from ksieve.backends.cuda.jit.spec import kernel_spec
@@ -117,10 +109,7 @@ def variants_of(families: Sequence[str | None], policies: Sequence[str | None], 
     ``threads``, ``ctas_per_sm`` and ``resident_width`` (storage is derived anew), ``tuned`` (a file of `ksieve tune`
     that it is planned with), and any other number of a `Plan`.
 
-    Raises
-    ------
-    ArgumentError
-        If the text is no JSON, or names an unknown family, policy or field.
+    Raises `ArgumentError` if the text is no JSON, or names an unknown family, policy or field.
     """
     found = []
     if families or policies:

@@ -32,10 +32,7 @@ _RESERVED_SHARED = 1024
 def device_of_arch(arch: str) -> DeviceInfo:
     """Return the known device for which the plans of an architecture are made.
 
-    Raises
-    ------
-    ArgumentError
-        If no device of `DEVICES` has that architecture.
+    Raises `ArgumentError` if no device of `DEVICES` has that architecture.
     """
     # The last entry of the table: of two GPUs with one architecture, the one with the higher memory bandwidth.
     known = {architecture(device.capability): device for device in DEVICES.values()}
@@ -47,10 +44,7 @@ def device_of_arch(arch: str) -> DeviceInfo:
 def devices_of_arch(arch: str) -> list[DeviceInfo]:
     """Return the known devices of an architecture that have launch shapes of their own; else `device_of_arch`.
 
-    Raises
-    ------
-    ArgumentError
-        If no device of `DEVICES` has that architecture.
+    Raises `ArgumentError` if no device of `DEVICES` has that architecture.
     """
     one = device_of_arch(arch)
     same = [device for device in DEVICES.values() if architecture(device.capability) == arch]
@@ -77,10 +71,7 @@ def needed(
     without a plan use other kernels (`kept` of `ksieve.planning.choose.choose`): with `unplanned` those are needed too.
     With `leading` they are those of arrays with leading strides.
 
-    Raises
-    ------
-    ArgumentError
-        If a shape is out of range, or a forced family cannot run it.
+    Raises `ArgumentError` if a shape is out of range, or a forced family cannot run it.
     """
     found: dict[KernelSpec, Plan] = {}
     for m, width, k, dtype, family in itertools.product(rows, widths, ranks, dtypes, families):
@@ -100,10 +91,7 @@ def covering(
     Kernels change at a few numbers of rows and a few widths, which are found by bisection between powers of two (of
     two for rows, of its root for widths); then every combination of both is planned. It takes some seconds.
 
-    Raises
-    ------
-    ArgumentError
-        If a number is out of range.
+    Raises `ArgumentError` if a number is out of range.
     """
     found: dict[KernelSpec, Plan] = {}
     known: dict[tuple[int, int], tuple[KernelSpec, ...]] = {}

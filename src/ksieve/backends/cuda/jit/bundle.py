@@ -56,17 +56,8 @@ class Kernel:
 class Bundle:
     """The index of a bundle.
 
-    Attributes
-    ----------
-    path : Path
-    ksieve : str
-        Version that made it.
-    sources : str
-        Digest of the CUDA sources that it was compiled from.
-    compiler : str
-        Such as "nvrtc 13.0".
-    kernels : dict of str to Kernel
-        By member.
+    `ksieve`: version that made it. `sources`: digest of the CUDA sources that it was compiled from. `compiler`: such as
+    "nvrtc 13.0". `kernels`: by member.
     """
 
     path: Path
@@ -91,10 +82,7 @@ class Bundle:
     def find(self, spec: KernelSpec) -> Cubin | None:
         """Return a kernel, or None if the bundle has it not.
 
-        Raises
-        ------
-        BackendError
-            If the file is damaged, or holds nothing for the architecture.
+        Raises `BackendError` if the file is damaged, or holds nothing for the architecture.
         """
         kernel = self.kernels.get(_member(spec, self.sources))
         if kernel is None:
@@ -147,10 +135,7 @@ def write(path: Path, kernels: Mapping[KernelSpec, Cubin], sources: Sources, mad
 def read(path: Path) -> Bundle:
     """Read the index of a bundle that this ksieve can use.
 
-    Raises
-    ------
-    BackendError
-        If it is absent, damaged, of another version, or could have been written by another user.
+    Raises `BackendError` if it is absent, damaged, of another version, or could have been written by another user.
     """
     with _errors(path), _opened(path) as file, zipfile.ZipFile(file) as archive:
         kind, _, digest = archive.comment.decode("ascii").rpartition(" ")
@@ -183,10 +168,7 @@ def obtain(spec: KernelSpec, sources: Sources | None = None) -> tuple[Cubin, boo
 
     A bundle is of the package's own sources, so that others never come from it.
 
-    Raises
-    ------
-    BackendError
-        If ``KSIEVE_BUNDLE`` names a file that cannot be used, or as `cache.obtain`.
+    Raises `BackendError` if ``KSIEVE_BUNDLE`` names a file that cannot be used, or as `cache.obtain`.
     """
     path = named()
     if path is None or (sources is not None and sources.digest != compiler.shipped_sources().digest):
@@ -206,10 +188,7 @@ def obtain(spec: KernelSpec, sources: Sources | None = None) -> tuple[Cubin, boo
 def missing(specs: Iterable[KernelSpec]) -> list[KernelSpec]:
     """Return the kernels that the bundle of this process has not, all without one: those that a warm-up has to compile.
 
-    Raises
-    ------
-    BackendError
-        If ``KSIEVE_BUNDLE`` names a file that cannot be used.
+    Raises `BackendError` if ``KSIEVE_BUNDLE`` names a file that cannot be used.
     """
     path = named()
     bundle = None if path is None else _current(path)

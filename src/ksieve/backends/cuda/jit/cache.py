@@ -45,20 +45,9 @@ def obtain(
 ) -> tuple[Cubin, bool]:
     """Return a compiled kernel, and whether this call compiled it.
 
-    Parameters
-    ----------
-    spec : KernelSpec
-    sources : Sources, optional
-        Those of the package when omitted.
-    directory : Path, optional
-        `ksieve.backends.code_cache.cache_dir` when omitted.
-    required : bool
-        Raise if the kernel cannot be stored, in place of a warning and a compilation in every process.
-
-    Raises
-    ------
-    BackendError
-        If compilation fails, or if the kernel cannot be stored and `required` is set.
+    `sources`: those of the package when omitted. `directory`: `ksieve.backends.code_cache.cache_dir` when omitted.
+    `required`: raise if the kernel cannot be stored, in place of a warning and a compilation in every process. Raises
+    `BackendError` if compilation fails, or if the kernel cannot be stored and `required` is set.
     """
     sources = sources or compiler.shipped_sources()
 

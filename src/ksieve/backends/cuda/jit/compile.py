@@ -19,14 +19,7 @@ from ksieve.core.errors import BackendError
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Resources of one kernel as reported by ptxas; sizes in bytes.
-
-    Attributes
-    ----------
-    registers : per thread.
-    stack, spill_stores, spill_loads : per thread, in local memory.
-    static_shared : per block, on top of the dynamic shared memory of the launch.
-    """
+    """Resources of one kernel as reported by ptxas; sizes in bytes."""
 
     registers: int
     stack: int
@@ -63,10 +56,7 @@ class Sources:
     def read(cls, directory: Path = SOURCES) -> Sources:
         """Read every ``.cu`` and ``.cuh`` file of a directory and its folders, under their paths from there.
 
-        Raises
-        ------
-        BackendError
-            If there is none: the installation is incomplete.
+        Raises `BackendError` if there is none: the installation is incomplete.
         """
         paths = sorted(p for p in directory.rglob("*.cu*") if p.suffix in (".cu", ".cuh"))
         if not paths:
@@ -101,10 +91,7 @@ def shipped_sources() -> Sources:
 def compiler_version() -> str:
     """NVRTC's version, such as "nvrtc 13.0".
 
-    Raises
-    ------
-    BackendError
-        If the bindings or NVRTC itself are missing.
+    Raises `BackendError` if the bindings or NVRTC itself are missing.
     """
     try:
         from cuda.bindings import nvrtc
@@ -134,10 +121,7 @@ def check_packages() -> None:
 def compile_kernel(spec: KernelSpec, sources: Sources) -> Cubin:
     """Compile one specialisation.
 
-    Raises
-    ------
-    BackendError
-        If the compiler is missing, does not know the architecture, or rejects the source.
+    Raises `BackendError` if the compiler is missing, does not know the architecture, or rejects the source.
     """
     return _compiled(spec, sources)[1]
 
@@ -145,10 +129,7 @@ def compile_kernel(spec: KernelSpec, sources: Sources) -> Cubin:
 def compile_with_ptx(spec: KernelSpec, sources: Sources) -> tuple[Cubin, str]:
     """Compile one specialisation, and return the PTX that its machine code was made from as well.
 
-    Raises
-    ------
-    BackendError
-        As `compile_kernel`.
+    Raises `BackendError` as `compile_kernel` does.
     """
     from cuda.bindings import nvrtc
 
@@ -199,10 +180,7 @@ _failed: dict[tuple[KernelSpec, str], str] = {}
 def parse_resources(log: str) -> Resources:
     """Read ptxas's verbose report (``-v``) of a program with one kernel.
 
-    Raises
-    ------
-    ValueError
-        If the report does not describe exactly one kernel.
+    Raises `ValueError` if the report does not describe exactly one kernel.
     """
     used = re.findall(r"Used (\d+) registers(.*)", log)
     frame = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)

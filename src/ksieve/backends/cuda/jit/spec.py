@@ -42,14 +42,8 @@ DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 class KernelSpec:
     """One specialisation of one kernel; everything that decides its machine code but the compiler itself.
 
-    Attributes
-    ----------
-    stem : str
-        Source file without ``.cu``, from the kernels' directory on.
-    arch : str
-        Real architecture, such as "sm_90a".
-    defines : tuple of (name, value)
-        Preprocessor definitions, in a fixed order.
+    `stem`: source file without ``.cu``, from the kernels' directory on. `arch`: real architecture, such as "sm_90a".
+    `defines`: preprocessor definitions, in a fixed order.
     """
 
     stem: str
@@ -78,10 +72,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None, lea
 
     With `leading` it takes arrays with leading strides (`ksieve.core.leading`).
 
-    Raises
-    ------
-    ArgumentError
-        If the plan is not one of the CUDA families.
+    Raises `ArgumentError` if the plan is not one of the CUDA families.
     """
     if plan.family not in STEMS:
         raise ArgumentError("plan", f"family {plan.family!r}", f"a plan of a CUDA family: {list(STEMS)}")

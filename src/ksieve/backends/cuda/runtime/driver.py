@@ -59,10 +59,8 @@ def missing_package(error: ImportError) -> BackendError:
 class Driver:
     """One process's access to the CUDA driver.
 
-    Raises
-    ------
-    BackendError
-        If the Python bindings, the driver library or a usable GPU is missing; the message names the remedy.
+    Raises `BackendError` if the Python bindings, the driver library or a usable GPU is missing; the message names the
+    remedy.
     """
 
     def __init__(self) -> None:
@@ -118,10 +116,7 @@ class Driver:
     def device_info(self, index: int) -> DeviceInfo:
         """Return the properties of a device, without creating a context.
 
-        Raises
-        ------
-        BackendError
-            If there is no such device, or it is older than compute capability 8.0.
+        Raises `BackendError` if there is no such device, or it is older than compute capability 8.0.
         """
         count = self._call("cuDeviceGetCount")
         if not 0 <= index < count:

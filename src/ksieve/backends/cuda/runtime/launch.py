@@ -94,10 +94,7 @@ def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int, sourc
 
     ``sources`` are those of the package when omitted.
 
-    Raises
-    ------
-    BackendError
-        If `stream` is being captured and the kernel is not loaded yet, or compilation fails.
+    Raises `BackendError` if `stream` is being captured and the kernel is not loaded yet, or compilation fails.
     """
     function = _functions.get((index, spec))
     if function is not None:
@@ -186,10 +183,7 @@ class Kernel:
     def run(self, layout: struct.Struct, params: tuple[int, ...], blocks: int, stream: int) -> None:
         """Enqueue the kernel with its argument's fields.
 
-        Raises
-        ------
-        BackendError
-            If the driver refuses the launch, or reports an error of earlier work.
+        Raises `BackendError` if the driver refuses the launch, or reports an error of earlier work.
         """
         with self._lock:
             layout.pack_into(self._memory, 0, *params)
@@ -220,13 +214,8 @@ class Kernel:
 class Arguments(NamedTuple):
     """Arguments of a launch of a plan's kernels: addresses, 0 where an argument is absent, and sizes.
 
-    Attributes
-    ----------
-    options : tuple of int
-        Fields of `OPTIONS`, if the plan's kernel takes them (`extended`), and behind them those of `SLOTS`
-        (`with_slots`); last those of `LEADING`, if it takes leading strides.
-    k : int, optional
-        That of the plan when omitted, or 0.
+    `options`: fields of `OPTIONS`, if the plan's kernel takes them (`extended`), and behind them those of `SLOTS`
+    (`with_slots`); last those of `LEADING`, if it takes leading strides. `k`: that of the plan when omitted, or 0.
     """
 
     scores: int
@@ -278,10 +267,7 @@ class Launcher(Kernel):
     def launch(self, asked: Arguments, stream: int) -> None:
         """Enqueue the plan's kernels on a stream of its device.
 
-        Raises
-        ------
-        BackendError
-            If the driver refuses the launch, or reports an error of earlier work.
+        Raises `BackendError` if the driver refuses the launch, or reports an error of earlier work.
         """
         for other in self._before:
             other.launch(asked, stream)
@@ -326,16 +312,8 @@ class Launcher(Kernel):
     def repeated(self, asked: Arguments, names: Sequence[str]) -> Callable[[list[int], int], None]:
         """Prepare a launch of which nothing changes but addresses and the stream; safe to call from any thread.
 
-        Parameters
-        ----------
-        asked : Arguments
-        names : sequence of str
-            Keys of `WORDS`: the addresses that a call passes.
-
-        Returns
-        -------
-        callable
-            Called with the addresses and the stream. It raises what `launch` raises.
+        `names`: keys of `WORDS`: the addresses that a call passes. The result is called with the addresses and the
+        stream, and raises what `launch` raises.
         """
         kernels, places = tuple(self._packed(asked)), [WORDS[name] for name in names]
         held: list[list[int]] = [[]]

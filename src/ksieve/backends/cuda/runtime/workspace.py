@@ -25,13 +25,7 @@ ALIGNMENT = 256
 class Workspace:
     """Device memory for the calls of one plan, one at a time: use one per stream.
 
-    Attributes
-    ----------
-    plan : Plan
-    pointer : int
-        Device address; 0 when the plan needs no workspace.
-    owner : object
-        Object that keeps the memory alive.
+    `pointer`: device address; 0 when the plan needs no workspace. `owner`: object that keeps the memory alive.
     """
 
     __slots__ = ("owner", "plan", "pointer")
@@ -55,12 +49,7 @@ class Workspace:
         return made.workspace_bytes >= plan.workspace_bytes and made.workspace_zeroed >= plan.workspace_zeroed
 
     def check(self, plan: Plan) -> None:
-        """Refuse another plan, whose counters may overlap data of this plan.
-
-        Raises
-        ------
-        WorkspaceError
-        """
+        """Refuse another plan, whose counters may overlap data of this plan."""
         if self.plan is plan or self.plan == plan:
             return
         if self.plan.problem.device != plan.problem.device:
@@ -73,12 +62,8 @@ def make(plan: Plan, buffer: Any, stream: int, library: str) -> Workspace:
 
     While `stream` is being captured, allocation and zeroing become nodes of the graph instead.
 
-    Raises
-    ------
-    ArgumentError
-        If the plan is not for a CUDA device.
-    WorkspaceError
-        If the caller's memory is too small, misaligned, or on another device.
+    Raises `ArgumentError` if the plan is not for a CUDA device. Raises `WorkspaceError` if the caller's memory is too
+    small, misaligned, or on another device.
     """
     if plan.problem.device.kind != "cuda":
         raise ArgumentError("plan", f"a plan for {plan.problem.device}", "a plan for a CUDA device: no other needs one")
@@ -116,12 +101,7 @@ def allocate(plan: Plan, driver: Driver, library: str) -> tuple[int, Any]:
 
 
 def pointer_of(plan: Plan, buffer: Any) -> int:
-    """Check the caller's memory for a plan and return its address.
-
-    Raises
-    ------
-    WorkspaceError
-    """
+    """Check the caller's memory for a plan and return its address."""
     info = problem.inspect(buffer, "workspace")
     dense, expected = True, 1
     for size, stride in zip(reversed(info.shape), reversed(info.strides), strict=True):
