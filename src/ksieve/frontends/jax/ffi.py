@@ -18,7 +18,7 @@ import ctypes
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ksieve.core.errors import ArgumentError, BackendError
 
@@ -36,50 +36,34 @@ DTYPES = {
 """Names of XLA's dtypes, by number, as far as an array of a selection, or a mistaken one, can have them."""
 
 
-class _ApiVersion(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
-        ("major", ctypes.c_int),
-        ("minor", ctypes.c_int),
-    )
+class _Extended(ctypes.Structure):
+    """How most structures begin."""
+
+    _fields_: ClassVar[Any] = (("struct_size", ctypes.c_size_t), ("extension", ctypes.c_void_p))
 
 
-class _ErrorCreate(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
-        ("message", ctypes.c_char_p),
-        ("code", ctypes.c_int),
-    )
+class _ApiVersion(_Extended):
+    _fields_ = (("major", ctypes.c_int), ("minor", ctypes.c_int))
 
 
-class _StreamGet(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-        ("stream", ctypes.c_void_p),
-    )
+class _ErrorCreate(_Extended):
+    _fields_ = (("message", ctypes.c_char_p), ("code", ctypes.c_int))
 
 
-class _OrdinalGet(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-        ("ordinal", ctypes.c_int32),
-    )
+class _StreamGet(_Extended):
+    _fields_ = (("context", ctypes.c_void_p), ("stream", ctypes.c_void_p))
+
+
+class _OrdinalGet(_Extended):
+    _fields_ = (("context", ctypes.c_void_p), ("ordinal", ctypes.c_int32))
 
 
 # All functions of the table take the address of a structure, and return the address of an error or None.
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 
 
-class _Api(ctypes.Structure):
+class _Api(_Extended):
     _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
         ("version", _ApiVersion),
         ("internal", ctypes.c_void_p),
         ("error_create", _FUNCTION),
@@ -110,10 +94,8 @@ class _Extension(ctypes.Structure):
     )
 
 
-class _Buffer(ctypes.Structure):
+class _Buffer(_Extended):
     _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
         ("dtype", ctypes.c_int),
         ("data", ctypes.c_void_p),
         ("rank", ctypes.c_int64),
@@ -121,20 +103,16 @@ class _Buffer(ctypes.Structure):
     )
 
 
-class _Buffers(ctypes.Structure):
+class _Buffers(_Extended):
     _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
         ("size", ctypes.c_int64),
         ("types", ctypes.c_void_p),
         ("items", ctypes.POINTER(ctypes.c_void_p)),
     )
 
 
-class _Attributes(ctypes.Structure):
+class _Attributes(_Extended):
     _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
         ("size", ctypes.c_int64),
         ("types", ctypes.c_void_p),
         ("names", ctypes.c_void_p),
@@ -146,10 +124,8 @@ class _Span(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
-class _CallFrame(ctypes.Structure):
+class _CallFrame(_Extended):
     _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
         ("api", ctypes.c_void_p),
         ("context", ctypes.c_void_p),
         ("stage", ctypes.c_int),

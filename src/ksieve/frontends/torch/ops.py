@@ -39,6 +39,9 @@ from ksieve.frontends.torch.select import check_fake, decode_options
 from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import decode_plan, encode_plan
 
+Scalars = tuple[tuple[str, Any], ...]
+"""Keyword arguments of a call that are no arrays."""
+
 _ARRAYS = (*arguments.ARRAYS, *arguments.UNTRACED)
 _MOST_CHOSEN = 4096
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -276,37 +279,25 @@ def check_traceable(*, policy: Any, backend: str, return_stats: bool) -> None:
         )
 
 
-def encode_options(
-    scalars: tuple[tuple[str, Any], ...],
-    arrays: tuple[str, ...],
-    plan: Plan | None,
-    per_row_k: bool,
-    lengths: bool,
-    out_dtype: str | None,
-) -> tuple[str, bool, bool]:
+def encode_options(scalars: Scalars, arrays: tuple[str, ...], plan: Plan | None, *facts: Any) -> tuple[str, bool, bool]:
     """Encode the options of a call as text, "" for plain ones; also return whether they have values and raw indices.
 
     `scalars`: keyword arguments of the call that are no arrays. `arrays`: names of its keyword arguments that are
-    arrays. `plan`: supplies the options that the call omits. `per_row_k`, `lengths`, `out_dtype`: as in
+    arrays. `plan`: supplies the options that the call omits. `facts`: `per_row_k`, `lengths` and `out_dtype` of
     `ksieve.core.arguments.resolve`.
     """
-    asked = _resolved(scalars, arrays, plan, per_row_k, lengths, out_dtype)
+    asked = _resolved(scalars, arrays, plan, *facts)
     return _text(asked), asked.values, asked.raw
 
 
 def encode_positions(
-    scalars: tuple[tuple[str, Any], ...],
-    arrays: tuple[str, ...],
-    plan: Plan | None,
-    per_row_k: bool,
-    lengths: bool,
-    out_dtype: str | None,
+    scalars: Scalars, arrays: tuple[str, ...], plan: Plan | None, *facts: Any
 ) -> tuple[str | None, str, tuple[Any, ...]]:
     """Encode plan and options of the call that selects the positions of values that carry a gradient.
 
     Also return the fields of `ksieve.frontends.torch.gradients.Layout`.
     """
-    asked = _resolved(scalars, arrays, plan, per_row_k, lengths, out_dtype)
+    asked = _resolved(scalars, arrays, plan, *facts)
     inner = gradients.positions_only(asked)
     if plan is not None:
         plan = replace(plan, problem=replace(plan.problem, options=inner))
@@ -320,7 +311,7 @@ def outputs_of(options: str) -> tuple[bool, bool, bool, int, int]:
     return asked.index_dtype == "int64", asked.values, asked.raw, asked.expand, asked.columns(0)
 
 
-def _resolved(scalars: tuple[tuple[str, Any], ...], arrays: tuple[str, ...], plan: Plan | None, *facts: Any) -> Options:
+def _resolved(scalars: Scalars, arrays: tuple[str, ...], plan: Plan | None, *facts: Any) -> Options:
     per_row_k, lengths, out_dtype = facts
     keywords = dict(scalars) | dict.fromkeys(arrays, True)
     planned = plan.problem.options if plan is not None else None

@@ -7,6 +7,7 @@ batch becomes further rows of one selection where it can. `ksieve.frontends.torc
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -36,6 +37,16 @@ torch.library.define(
 )
 torch.library.define("ksieve::select", f"({_INPUTS}, {_MORE}) -> Tensor[]", tags=_TAGS)
 
+_NAMES = (
+    "scores", "lengths", "num_rows", "starts", "ends", "ks", "page_table", "row_to_request", "offsets", "k", "plan",
+    "options", "tail", "positions", "block_table",
+)  # fmt: skip
+"""Names of `_INPUTS` and `_MORE`."""
+
+_VECTORS = ("ends", "starts", "ks", "row_to_request", "offsets", "tail", "counts_out")
+_MATRICES = ("page_table", "positions", "block_table")
+"""Inputs and outputs of int32, of one dimension and of two."""
+
 SCORES = (torch.float32, torch.float16, torch.bfloat16)
 INDICES = {"int32": torch.int32, "int64": torch.int64}
 
@@ -46,40 +57,23 @@ def decode_options(text: str) -> Options:
     return Options(**json.loads(text)) if text else PLAIN
 
 
-def _topk_options(
-    scores: torch.Tensor,
-    lengths: torch.Tensor | None,
-    num_rows: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    ends: torch.Tensor | None,
-    ks: torch.Tensor | None,
-    page_table: torch.Tensor | None,
-    row_to_request: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    k: int,
-    plan: str | None,
-    options: str,
-    *,
-    out: torch.Tensor,
-    values_out: torch.Tensor | None,
-    raw_out: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-    tail: torch.Tensor | None = None,
-    positions: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-    counts_out: torch.Tensor | None = None,
-) -> None:
+def _named(inputs: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of an operator by name: PyTorch passes none at the end that has its default."""
+    return dict.fromkeys(_NAMES) | dict(zip(_NAMES, inputs, strict=False)) | more
+
+
+def _topk_options(*inputs: Any, **outputs: Any) -> None:
+    given = _named(inputs, outputs)
+    scores, lengths, num_rows, ks, k = (given.pop(name) for name in ("scores", "lengths", "num_rows", "ks", "k"))
+    plan, options, out, workspace = (given.pop(name) for name in ("plan", "options", "out", "workspace"))
     asked = decode_options(options)
-    keywords = {
-        "starts": starts, "ends": ends, "index_base": asked.index_base, "next_n": asked.next_n,
-        "max_k": None if ks is None else k, "page_table": page_table,
-        "page_size": None if page_table is None else asked.page_size, "row_to_request": row_to_request,
-        "offsets": offsets, "values_out": values_out, "raw_out": raw_out, "index_dtype": asked.index_dtype,
+    keywords = given | {
+        "index_base": asked.index_base, "next_n": asked.next_n, "max_k": None if ks is None else k,
+        "page_size": None if given["page_table"] is None else asked.page_size, "index_dtype": asked.index_dtype,
         "sorted": False if asked.order == "any" else asked.order, "tie_break": asked.tie_break,
-        "largest": asked.largest, "nan": asked.nan, "overlap": asked.overlap, "positions": positions,
-        "block_table": block_table, "counts_out": counts_out, "fill": asked.filled, "block_size": asked.block_size,
-        "force_first": asked.force_first, "force_last": asked.force_last, "force": asked.force,
-        "expand": asked.expand, "tail": tail,
+        "largest": asked.largest, "nan": asked.nan, "overlap": asked.overlap, "fill": asked.filled,
+        "block_size": asked.block_size, "force_first": asked.force_first, "force_last": asked.force_last,
+        "force": asked.force, "expand": asked.expand,
     }  # fmt: skip
     slots = k if ks is None else ks
     made = decode_plan(plan) if plan is not None else None
@@ -94,31 +88,13 @@ def _topk_options(
     )  # fmt: skip
 
 
-def _select(
-    scores: torch.Tensor,
-    lengths: torch.Tensor | None,
-    num_rows: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    ends: torch.Tensor | None,
-    ks: torch.Tensor | None,
-    page_table: torch.Tensor | None,
-    row_to_request: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    k: int,
-    plan: str | None,
-    options: str,
-    tail: torch.Tensor | None = None,
-    positions: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-) -> list[torch.Tensor]:
+def _select(*inputs: Any, **more: Any) -> list[torch.Tensor]:
     """Select into new arrays: the indices, and the raw ones if the options have them. There are no values."""
-    problem.check_scores(problem.inspect(scores, "scores"))
-    found = _new(scores, k, decode_options(options))
-    _topk_options(
-        scores, lengths, num_rows, starts, ends, ks, page_table, row_to_request, offsets, k, plan, options,
-        out=found[0], values_out=None, raw_out=found[1] if len(found) > 1 else None, workspace=None, tail=tail,
-        positions=positions, block_table=block_table,
-    )  # fmt: skip
+    given = _named(inputs, more)
+    problem.check_scores(problem.inspect(given["scores"], "scores"))
+    found = _new(given["scores"], given["k"], decode_options(given["options"]))
+    outputs = {"out": found[0], "values_out": None, "raw_out": found[1] if len(found) > 1 else None}
+    _topk_options(**given, **outputs, workspace=None)
     return found
 
 
@@ -167,86 +143,30 @@ def check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> No
         problem.check_k(k)
 
 
-def check_fake_options(
-    scores: torch.Tensor,
-    lengths: torch.Tensor | None,
-    k: int,
-    options: str,
-    vectors: dict[str, torch.Tensor | None],
-    matrices: dict[str, torch.Tensor | None],
-) -> Options:
-    """`check_fake` for calls with options, which are returned; `vectors` have one entry for each row."""
-    check_fake(scores, lengths, k)
-    asked = decode_options(options)
-    for name, dimensions, array in (
-        *((n, 1, a) for n, a in vectors.items()),
-        *((n, 2, a) for n, a in matrices.items()),
-    ):
-        if array is not None and (array.dim() != dimensions or array.dtype != torch.int32):
-            raise ArgumentError(
-                name, f"{array.dtype} of {array.dim()} dimension(s)", f"int32 of {dimensions} dimension(s)"
-            )
-    return asked
+def _checked(given: Mapping[str, Any]) -> Options:
+    """Check the inputs of a call with options as `check_fake` does, and return the options."""
+    check_fake(given["scores"], given["lengths"], given["k"])
+    for names, dimensions in ((_VECTORS, 1), (_MATRICES, 2)):
+        for name in names:
+            array = given.get(name)
+            if array is not None and (array.dim() != dimensions or array.dtype != torch.int32):
+                got, takes = f"{array.dtype} of {array.dim()} dimension(s)", f"int32 of {dimensions} dimension(s)"
+                raise ArgumentError("k" if name == "ks" else name, got, takes)
+    return decode_options(given["options"])
 
 
-def _fake_topk_options(
-    scores: torch.Tensor,
-    lengths: torch.Tensor | None,
-    num_rows: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    ends: torch.Tensor | None,
-    ks: torch.Tensor | None,
-    page_table: torch.Tensor | None,
-    row_to_request: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    k: int,
-    plan: str | None,
-    options: str,
-    *,
-    out: torch.Tensor,
-    values_out: torch.Tensor | None,
-    raw_out: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-    tail: torch.Tensor | None = None,
-    positions: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-    counts_out: torch.Tensor | None = None,
-) -> None:
-    vectors = {"ends": ends, "starts": starts, "k": ks, "row_to_request": row_to_request, "offsets": offsets}
-    matrices = {"page_table": page_table, "positions": positions, "block_table": block_table}
-    asked = check_fake_options(
-        scores, lengths, k, options, vectors | {"tail": tail, "counts_out": counts_out}, matrices
-    )  # fmt: skip
-    index = INDICES[asked.index_dtype]
-    for name, dtype, array in (
-        ("out", index, out),
-        ("values_out", scores.dtype, values_out),
-        ("raw_out", index, raw_out),
-    ):
+def _fake_topk_options(*inputs: Any, **outputs: Any) -> None:
+    given = _named(inputs, outputs)
+    index = INDICES[_checked(given).index_dtype]
+    for name, dtype in (("out", index), ("values_out", given["scores"].dtype), ("raw_out", index)):
+        array = given[name]
         if array is not None and (array.dim() != 2 or array.dtype != dtype):
             raise ArgumentError(name, f"{array.dtype} of {array.dim()} dimension(s)", f"{dtype} of shape (rows, k)")
 
 
-def _fake_select(
-    scores: torch.Tensor,
-    lengths: torch.Tensor | None,
-    num_rows: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    ends: torch.Tensor | None,
-    ks: torch.Tensor | None,
-    page_table: torch.Tensor | None,
-    row_to_request: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    k: int,
-    plan: str | None,
-    options: str,
-    tail: torch.Tensor | None = None,
-    positions: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-) -> list[torch.Tensor]:
-    vectors = {"ends": ends, "starts": starts, "k": ks, "row_to_request": row_to_request, "offsets": offsets}
-    matrices = {"page_table": page_table, "positions": positions, "block_table": block_table}
-    return _new(scores, k, check_fake_options(scores, lengths, k, options, vectors | {"tail": tail}, matrices))
+def _fake_select(*inputs: Any, **more: Any) -> list[torch.Tensor]:
+    given = _named(inputs, more)
+    return _new(given["scores"], given["k"], _checked(given))
 
 
 torch.library.impl("ksieve::topk_options", ("cpu", "cuda"), _topk_options)
