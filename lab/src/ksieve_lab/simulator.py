@@ -16,7 +16,7 @@ from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import check_k, check_options, check_scores, check_size
 from ksieve.core.ranking import ranked
 from ksieve.core.windows import windows
-from ksieve.distributed.collectives import NOTHING, AllGather, NumpyOps
+from ksieve.distributed.collectives import NOTHING, AllGather
 from ksieve.distributed.layouts import Contiguous, Layout, Widths, check_layout, check_widths
 from ksieve.distributed.plans import check_rows_of_requests
 from ksieve.distributed.protocol import agree, everywhere
@@ -32,6 +32,41 @@ from ksieve.distributed.schedules import (
 )
 
 I64 = NDArray[np.int64]
+
+
+class NumpyOps:
+    """Operations of NumPy: those of `ksieve.distributed.collectives.TorchOps`."""
+
+    take = staticmethod(lambda x, index: np.take_along_axis(x, index, 1))
+    where = staticmethod(np.where)
+    clip = staticmethod(lambda x, low, high=None: np.clip(x, low, high))
+    least = staticmethod(np.minimum)
+    count = staticmethod(lambda mask: np.count_nonzero(mask, axis=-1))
+    upto = staticmethod(lambda ascending, last: np.count_nonzero(ascending <= last[:, None], axis=-1))
+    cumsum = staticmethod(lambda x: np.cumsum(x, 1))
+    sort = staticmethod(lambda x: np.sort(x, 1))
+
+    def join(self, *columns: Any) -> Any:
+        """As `TorchOps`."""
+        return np.concatenate(columns, 1)
+
+    def columns(self, n: int) -> Any:
+        """As `TorchOps`."""
+        return np.arange(n, dtype=np.int64)[None]
+
+    def by_row(self, gathered: Any) -> Any:
+        """As `TorchOps`."""
+        return np.swapaxes(gathered, 0, 1)
+
+    def histogram(self, bins: Any, weights: Any, count: int) -> Any:
+        """As `TorchOps`."""
+        found = np.zeros((bins.shape[0], count), np.int64)
+        np.add.at(found, (np.arange(bins.shape[0])[:, None], bins), weights)
+        return found
+
+    def narrow(self, x: Any) -> Any:
+        """As `TorchOps`."""
+        return x.astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -186,7 +221,7 @@ def _rank(
     output: Output,
 ) -> Generator[Any, Any, tuple[I64, I64, I64 | None]]:
     """One rank: its best by sorting, then the protocol."""
-    ops = NumpyOps()
+    ops: Any = NumpyOps()
     places = layout.positions(np.arange(widths[rank]), rank, widths)
     low, high = (layout.below(bound, rank, widths)[:, None] for bound in (begin, end))
     local = np.arange(widths[rank])

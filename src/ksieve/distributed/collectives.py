@@ -10,9 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 NOTHING = (1 << 63) - 1
 """The composite of a slot without a score: behind every other."""
@@ -30,49 +28,6 @@ class AllReduce:
     """Ask for the sum of the arrays of all ranks."""
 
     array: Any
-
-
-class Ops(Protocol):
-    """Operations on arrays of shape (rows, n); all integers are int64."""
-
-    def sort(self, x: Any) -> Any:
-        """Sort each row, ascending."""
-
-    def take(self, x: Any, index: Any) -> Any:
-        """Gather by column: ``x[r, index[r, j]]``."""
-
-    def where(self, condition: Any, x: Any, y: Any) -> Any:
-        """Choose by a condition; `x` or `y` may be an int."""
-
-    def clip(self, x: Any, low: int, high: int | None = None) -> Any:
-        """Limit to [low, high]."""
-
-    def upto(self, ascending: Any, last: Any) -> Any:
-        """Count the numbers of each ascending row that are at most ``last[r]``, int64."""
-
-    def least(self, x: Any, y: Any) -> Any:
-        """The smaller of two arrays, element by element."""
-
-    def count(self, mask: Any) -> Any:
-        """Count the true entries along the last dimension, int64."""
-
-    def cumsum(self, x: Any) -> Any:
-        """Sums up to and with each column."""
-
-    def join(self, *columns: Any) -> Any:
-        """Concatenate along the columns."""
-
-    def columns(self, n: int) -> Any:
-        """Numbers 0 to n - 1, shape (1, n)."""
-
-    def by_row(self, gathered: Any) -> Any:
-        """Result of an all-gather, (world, rows, n), as (rows, world, n)."""
-
-    def histogram(self, bins: Any, weights: Any, count: int) -> Any:
-        """Sums of weights per row and bin, int64 of shape (rows, count)."""
-
-    def narrow(self, x: Any) -> Any:
-        """The same numbers as int32."""
 
 
 def marked(steps: Generator[Any, Any, Any], tag: int, world: int, flag: Any) -> Generator[Any, Any, Any]:
@@ -101,91 +56,59 @@ def marked(steps: Generator[Any, Any, Any], tag: int, world: int, flag: Any) -> 
     return filled if len(filled) > 1 else filled[0]
 
 
-class NumpyOps:
-    """`Ops` of NumPy."""
-
-    take = staticmethod(lambda x, index: np.take_along_axis(x, index, 1))
-    where = staticmethod(np.where)
-    clip = staticmethod(lambda x, low, high=None: np.clip(x, low, high))
-    least = staticmethod(np.minimum)
-    count = staticmethod(lambda mask: np.count_nonzero(mask, axis=-1))
-    upto = staticmethod(lambda ascending, last: np.count_nonzero(ascending <= last[:, None], axis=-1))
-    cumsum = staticmethod(lambda x: np.cumsum(x, 1))
-    sort = staticmethod(lambda x: np.sort(x, 1))
-
-    def join(self, *columns: Any) -> Any:
-        """See `Ops`."""
-        return np.concatenate(columns, 1)
-
-    def columns(self, n: int) -> Any:
-        """See `Ops`."""
-        return np.arange(n, dtype=np.int64)[None]
-
-    def by_row(self, gathered: Any) -> Any:
-        """See `Ops`."""
-        return np.swapaxes(gathered, 0, 1)
-
-    def histogram(self, bins: Any, weights: Any, count: int) -> Any:
-        """See `Ops`."""
-        found = np.zeros((bins.shape[0], count), np.int64)
-        np.add.at(found, (np.arange(bins.shape[0])[:, None], bins), weights)
-        return found
-
-    def narrow(self, x: Any) -> Any:
-        """See `Ops`."""
-        return x.astype(np.int32)
-
-
 class TorchOps:
-    """`Ops` of PyTorch, on one device."""
+    """Operations of PyTorch on arrays of shape (rows, n), on one device; all integers are int64.
+
+    The simulator of the laboratory has the same of NumPy.
+    """
 
     def __init__(self, device: Any) -> None:
         self.torch: Any = sys.modules["torch"]
         self.device = device
-        self.where = self.torch.where
+        self.where = self.torch.where  # by a condition; one of the choices may be an int
         self.least = self.torch.minimum
 
     def sort(self, x: Any) -> Any:
-        """See `Ops`."""
+        """Sort each row, ascending."""
         return self.torch.sort(x, 1).values
 
     def take(self, x: Any, index: Any) -> Any:
-        """See `Ops`."""
+        """Gather by column: ``x[r, index[r, j]]``."""
         return self.torch.gather(x, 1, index)
 
     def clip(self, x: Any, low: int, high: int | None = None) -> Any:
-        """See `Ops`."""
+        """Limit to [low, high]."""
         return x.clamp(low, high)
 
     def upto(self, ascending: Any, last: Any) -> Any:
-        """See `Ops`."""
+        """Count the numbers of each ascending row that are at most ``last[r]``, int64."""
         return self.torch.searchsorted(ascending, last[:, None], right=True)[:, 0]
 
     def count(self, mask: Any) -> Any:
-        """See `Ops`."""
+        """Count the true entries along the last dimension, int64."""
         return mask.sum(-1)
 
     def cumsum(self, x: Any) -> Any:
-        """See `Ops`."""
+        """Sums up to and with each column."""
         return x.cumsum(1)
 
     def join(self, *columns: Any) -> Any:
-        """See `Ops`."""
+        """Concatenate along the columns."""
         return self.torch.cat(columns, 1)
 
     def columns(self, n: int) -> Any:
-        """See `Ops`."""
+        """Numbers 0 to n - 1, shape (1, n)."""
         return self.torch.arange(n, device=self.device)[None]
 
     def by_row(self, gathered: Any) -> Any:
-        """See `Ops`."""
+        """Result of an all-gather, (world, rows, n), as (rows, world, n)."""
         return gathered.transpose(0, 1)
 
     def histogram(self, bins: Any, weights: Any, count: int) -> Any:
-        """See `Ops`."""
+        """Sums of weights per row and bin, int64 of shape (rows, count)."""
         found = self.torch.zeros((bins.shape[0], count), dtype=self.torch.int64, device=self.device)
         return found.scatter_add_(1, bins, weights)
 
     def narrow(self, x: Any) -> Any:
-        """See `Ops`."""
+        """The same numbers as int32."""
         return x.int()

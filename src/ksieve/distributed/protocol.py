@@ -23,7 +23,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from ksieve.distributed.collectives import NOTHING, AllGather, AllReduce, Ops
+from ksieve.distributed.collectives import NOTHING, AllGather, AllReduce, TorchOps
 from ksieve.distributed.schedules import Digits, Pairs, Samples, Schedule, Shape
 
 Steps = Generator[AllGather | AllReduce, Any, "Agreed"]
@@ -41,7 +41,7 @@ class Agreed:
     pooled: Any = None
 
 
-def agree(schedule: Schedule, ops: Ops, shape: Shape, rank: int, best: Any, ks: Any) -> Steps:
+def agree(schedule: Schedule, ops: TorchOps, shape: Shape, rank: int, best: Any, ks: Any) -> Steps:
     """Run a schedule.
 
     `shape`: the same on every rank. `best` (array of int64, shape (rows, k)): ascending composites of this rank, then
@@ -55,14 +55,14 @@ def agree(schedule: Schedule, ops: Ops, shape: Shape, rank: int, best: Any, ks: 
     return _digits(ops, shape, schedule, rank, best, ks)
 
 
-def _pairs(ops: Ops, best: Any, ks: Any) -> Steps:
+def _pairs(ops: TorchOps, best: Any, ks: Any) -> Steps:
     gathered = yield AllGather(best)
     pooled = ops.sort(_flat(ops.by_row(gathered)))
     last = ops.where(ks > 0, ops.take(pooled, ops.clip(ks - 1, 0)[:, None])[:, 0], -1)
     return Agreed(_first(ops, best, last), pooled)
 
 
-def _samples(ops: Ops, shape: Shape, step: int, rank: int, best: Any, ks: Any) -> Steps:
+def _samples(ops: TorchOps, shape: Shape, step: int, rank: int, best: Any, ks: Any) -> Steps:
     k = best.shape[1]
     # 1. Pool every step-th composite. With m samples at or below x, a rank holds m * step to m * step + step - 1.
     samples = ops.by_row((yield AllGather(best[:, step - 1 :: step])))
@@ -88,7 +88,7 @@ def _samples(ops: Ops, shape: Shape, step: int, rank: int, best: Any, ks: Any) -
     return Agreed(_first(ops, best, ops.where(left > 0, last, low)))
 
 
-def _digits(ops: Ops, shape: Shape, schedule: Digits, rank: int, best: Any, ks: Any) -> Steps:
+def _digits(ops: TorchOps, shape: Shape, schedule: Digits, rank: int, best: Any, ks: Any) -> Steps:
     present = best < NOTHING
     prefix, left, total = ks * 0, ks, None
     shift = shape.composite_bits
@@ -122,12 +122,14 @@ def _flat(by_row: Any) -> Any:
     return by_row.reshape(rows, world * n)
 
 
-def _first(ops: Ops, best: Any, last: Any) -> Any:
+def _first(ops: TorchOps, best: Any, last: Any) -> Any:
     """Count the composites up to `last` of each row; all of them where that is `NOTHING`."""
     return ops.upto(best, ops.clip(last, -1, NOTHING - 1))
 
 
-def everywhere(ops: Ops, shape: Shape, rank: int, positions: Any, agreed: Agreed, ks: Any) -> Generator[Any, Any, Any]:
+def everywhere(
+    ops: TorchOps, shape: Shape, rank: int, positions: Any, agreed: Agreed, ks: Any
+) -> Generator[Any, Any, Any]:
     """Bring the selected positions of every row to every rank.
 
     `ops`, `shape`, `rank`: as of `agree`. `positions` (array of int64, shape (rows, k)): global positions of this
