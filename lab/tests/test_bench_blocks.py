@@ -11,7 +11,7 @@ from bench_host import ENVIRONMENT, H200, invoke, measure
 from ksieve import api
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import laws, record, tasks, timing
+from ksieve.planning.tune import record, tasks, timing
 from ksieve_lab import oracle
 from ksieve_lab.bench import blocks, floor, scores
 from ksieve_lab.report import specs, tables
@@ -89,7 +89,7 @@ def test_a_wrong_answer_is_refuted(model):
     steps, rows = model.steps, 3
     width = blocks.width_of(model, 20_480)
     matrix, lengths = torch.empty(rows, width), scores.lengths_of("ragged", rows, width, 0, "cpu")
-    laws.in_blocks(steps.block)(matrix, lengths)
+    scores.in_blocks(steps.block)(matrix, lengths)
     given = {"tail": lengths * 4 + 3} if steps.tail else {}
     if steps.table:
         given = {"block_table": torch.rand(rows, 2560).argsort(1)[:, :2048].int()}

@@ -14,8 +14,8 @@ from ksieve.core.errors import ArgumentError
 from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune import laws, record, tasks, timing
-from ksieve.planning.tune.variants import variants_of
 from ksieve_lab.bench import floor, gpu, shape_lists
+from ksieve_lab.bench.variants import variants_of
 from ksieve_lab.cli import gpu as command
 
 H200 = DEVICES["h200"]

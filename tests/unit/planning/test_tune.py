@@ -21,7 +21,7 @@ from ksieve.planning.tune import prune as tune_prune
 from ksieve.planning.tune import run as tune
 from ksieve.planning.tune import table as tune_table
 from ksieve.planning.tune import tasks
-from ksieve.planning.tune.variants import PLANNED, variants_of
+from ksieve.planning.tune.variants import PLANNED, Variant
 
 H100 = DEVICES["h100"]
 
@@ -269,7 +269,7 @@ def test_a_variant_is_planned_with_a_file(tmp_path, monkeypatch):
     path = tmp_path / "mine.json"
     about = {"device": tuned.described(H100), "dtype": "float32"}
     tuned.write(path, tuned.Tuned(about, tune_table.table(RESULTS, TARGET)))
-    (variant,) = variants_of([], [], json.dumps([{"name": "tuned", "tuned": str(path)}]))
+    variant = Variant("tuned", shapes_file=str(path))
     asked = (8, 131_072, 512, "float32", H100)
     assert (variant.plan(*asked).family, PLANNED.plan(*asked).family) == ("resident_grid", "resident_cluster")
     assert os.environ[tuned.VARIABLE] == "off"

@@ -14,7 +14,7 @@ from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import laws, record, tasks, timing
+from ksieve.planning.tune import record, tasks, timing
 from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 from ksieve.planning.tune.timing import Contender, Timing
 from ksieve.planning.tune.variants import compile_plans
@@ -22,6 +22,8 @@ from ksieve_lab import oracle
 from ksieve_lab.bench import block_rows, floor, glue, gpu, scores
 from ksieve_lab.bench.glue import Steps
 from ksieve_lab.bench.gpu import Progress, Tell
+from ksieve_lab.bench.host_timing import measure_host
+from ksieve_lab.bench.scores import in_blocks
 
 OWN, BARE, WRITE = "ksieve", "selection", "write"
 """The call; the same without forced entries, expansion and tail; a plain write of its output."""
@@ -204,7 +206,7 @@ def _measure(case: Case, kind: str, device: DeviceInfo | str, rounds: int, seed:
     where = matrices[0].device
     lengths = scores.lengths_of("ragged", rows, width, seed, where)
     for number, matrix in enumerate(matrices):
-        laws.in_blocks(steps.block)(matrix, lengths, seed + number)
+        in_blocks(steps.block)(matrix, lengths, seed + number)
     given: dict[str, Any] = {}
     if steps.tail:
         remainder = torch.arange(rows, dtype=torch.int32, device=where) % steps.expand
@@ -238,7 +240,7 @@ def _measure(case: Case, kind: str, device: DeviceInfo | str, rounds: int, seed:
         set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
         times = timing.measure(contenders, len(matrices), set_bytes, rounds=rounds)
     else:
-        times = timing.measure_host(contenders, len(matrices), rounds=rounds)
+        times = measure_host(contenders, len(matrices), rounds=rounds)
     least = min((t for t in times[: len(reads)] if t.rounds), key=lambda t: t.median, default=Timing("none"))
     selectors = {t.name: t.facts() for t in times[len(reads) :]} | {
         name: {"error": error, "exact": None} for name, error in errors.items()

@@ -35,6 +35,24 @@ def lengths_text(kind: str) -> str:
     return f"lengths of {int(kind):,}" if kind.isdecimal() else f"{kind} lengths"
 
 
+def in_blocks(block: int) -> Fill:
+    """Return a source whose rows are `endpoint_structured`, with a number added that the scores of a block share."""
+
+    def fill(matrix: Any, lengths: Any, seed: int = 0) -> None:
+        import torch
+
+        endpoint_structured(matrix, lengths, seed)
+        generator = torch.Generator(device=matrix.device)
+        generator.manual_seed(seed + (1 << 32))
+        rows, width = matrix.shape
+        for part in blocks(rows, width):
+            shape = (len(range(*part.indices(rows))), -(-width // block))
+            height = torch.randn(shape, device=matrix.device, generator=generator)
+            matrix[part] += height.repeat_interleave(block, 1)[:, :width]
+
+    return fill
+
+
 def source_of(text: str) -> Fill:
     """Where scores come from, by name.
 

@@ -129,8 +129,8 @@ def _measure(
     out: str | None,
     figures: Path | None,
 ) -> None:
-    from ksieve.planning.tune.variants import variants_of
     from ksieve_lab.bench import gpu
+    from ksieve_lab.bench.variants import variants_of
 
     text = variants
     if variants is not None and not variants.lstrip().startswith("["):

@@ -71,21 +71,3 @@ def endpoint_structured(matrix: Any, lengths: Any, seed: int = 0) -> None:
         density = torch.exp(x.mul(-1 / REACH)) + torch.exp(x.clamp_(max=1.1).sub_(1).div_(REACH))
         noise = torch.empty_like(x).exponential_(generator=generator)
         matrix[part] = density.mul_(height[part]).log1p_().add_(noise)
-
-
-def in_blocks(block: int) -> Fill:
-    """Return a source whose rows are `endpoint_structured`, with a number added that the scores of a block share."""
-
-    def fill(matrix: Any, lengths: Any, seed: int = 0) -> None:
-        import torch
-
-        endpoint_structured(matrix, lengths, seed)
-        generator = torch.Generator(device=matrix.device)
-        generator.manual_seed(seed + (1 << 32))
-        rows, width = matrix.shape
-        for part in blocks(rows, width):
-            shape = (len(range(*part.indices(rows))), -(-width // block))
-            height = torch.randn(shape, device=matrix.device, generator=generator)
-            matrix[part] += height.repeat_interleave(block, 1)[:, :width]
-
-    return fill

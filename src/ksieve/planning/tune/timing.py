@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,32 +138,6 @@ def measure(
     return timings
 
 
-def measure_host(contenders: Sequence[Contender], sets: int, *, rounds: int = 7) -> list[Timing]:
-    """Time contenders on the CPU by its own clock, otherwise as `measure` does: arguments and result are as there."""
-    timings = [Timing(c.name) for c in contenders]
-    for contender, timing in zip(contenders, timings, strict=True):
-        try:
-            for i in range(sets):
-                if contender.poison is not None:
-                    contender.poison(i)
-                contender.run(i)
-            if contender.check is not None:
-                timing.exact = all(contender.check(i) for i in range(sets))
-        except Exception as error:
-            timing.error = _line(error)
-    for turn in range(-1, rounds):
-        for position in range(len(contenders)):
-            which = (position + turn) % len(contenders)
-            if timings[which].error is not None:
-                continue
-            begin = time.perf_counter()
-            for i in range(sets):
-                contenders[which].run(i)
-            if turn >= 0:
-                timings[which].rounds.append((time.perf_counter() - begin) / sets * 1e6)
-    return timings
-
-
 def context_lost() -> bool:
     """Whether every further call of this process fails: after some CUDA errors the device has to be left."""
     import torch
@@ -185,7 +158,7 @@ def failed(timings: Sequence[Timing], culprit: Timing, error: Exception) -> bool
 
     Every contender's work is waited for before the next one's begins, so that the error is its own.
     """
-    culprit.error, culprit.lost = _line(error), context_lost()
+    culprit.error, culprit.lost = line(error), context_lost()
     for timing in timings if culprit.lost else [culprit]:
         timing.rounds.clear()
         timing.exact = False if timing.exact is False else None
@@ -193,7 +166,8 @@ def failed(timings: Sequence[Timing], culprit: Timing, error: Exception) -> bool
     return culprit.lost
 
 
-def _line(error: Exception) -> str:
+def line(error: Exception) -> str:
+    """An error on one line."""
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
