@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(CASES[args.probe](args.engines[0])))
         return 0
     sys.path.insert(0, str(TREE / "src"))
-    from ksieve.planning.tune import record
+    from ksieve_lab.bench import record
 
     work = args.work.resolve()
     wheel = args.wheel or build(work)

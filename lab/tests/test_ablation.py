@@ -15,8 +15,7 @@ from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import PAPER_128
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune import record
-from ksieve_lab.bench import ablation
+from ksieve_lab.bench import ablation, record
 from ksieve_lab.bench.ablation import activation, phases, steps
 from ksieve_lab.bench.ablation.paper import PAPER
 from ksieve_lab.bench.targets import Cpu, machine_of, read_prefixes

@@ -11,9 +11,9 @@ from bench_host import ENVIRONMENT, H200, invoke, measure
 from ksieve import api
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import record, tasks, timing
+from ksieve.planning.tune import tasks, timing
 from ksieve_lab import oracle
-from ksieve_lab.bench import blocks, floor, scores
+from ksieve_lab.bench import blocks, floor, record, scores
 from ksieve_lab.report import specs, tables
 
 torch = pytest.importorskip("torch")

@@ -9,10 +9,9 @@ import pytest
 
 from bench_host import FLOOR_US, OTHER_US, OWN_US, host, invoke
 from ksieve.core.errors import ArgumentError, FileFormatError
-from ksieve.planning.tune import record
 from ksieve.planning.tune.variants import Variant
 from ksieve_lab.bench import adversarial_gpu as hard
-from ksieve_lab.bench import gpu, shape_lists, trace, worst
+from ksieve_lab.bench import gpu, record, shape_lists, trace, worst
 from ksieve_lab.report.specs import gpu as shown
 
 torch = pytest.importorskip("torch")

@@ -11,8 +11,7 @@ import pytest
 import ksieve
 from ksieve.core.errors import ArgumentError, FileFormatError, VerificationError
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve.planning.tune import record
-from ksieve_lab.bench import contenders, cpu, startup
+from ksieve_lab.bench import contenders, cpu, record, startup
 from ksieve_lab.captures.writer import CaptureWriter
 
 SMALL = ((3, 4000),)

@@ -13,8 +13,8 @@ from bench_host import invoke
 from ksieve.core.errors import ArgumentError
 from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune import laws, record, tasks, timing
-from ksieve_lab.bench import floor, gpu, shape_lists
+from ksieve.planning.tune import laws, tasks, timing
+from ksieve_lab.bench import floor, gpu, record, shape_lists
 from ksieve_lab.bench.variants import variants_of
 from ksieve_lab.cli import gpu as command
 

@@ -9,8 +9,7 @@ import pytest
 from conftest import ROOT
 
 from bench_host import ENVIRONMENT
-from ksieve.planning.tune import record
-from ksieve_lab.bench import anchors, shape_lists
+from ksieve_lab.bench import anchors, record, shape_lists
 from ksieve_lab.report import specs, tables
 from ksieve_lab.report.tables import Column, File, InexactError, MissingKeyError, Table
 

@@ -8,8 +8,7 @@ import re
 import pytest
 from conftest import ROOT
 
-from ksieve.planning.tune import record
-from ksieve_lab.bench import ablation, chain
+from ksieve_lab.bench import ablation, chain, record
 from ksieve_lab.report import specs
 from ksieve_lab.report.tables import File
 from ksieve_lab.traces import replay

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from ksieve.core.errors import BackendError
-from ksieve.planning.tune import record
+from ksieve_lab.bench import record
 from ksieve_lab.report import figures, specs
 from ksieve_lab.report.figures import Figure, Mark
 from ksieve_lab.report.specs import study

@@ -10,7 +10,7 @@ import pytest
 import ksieve
 import ksieve_lab
 from ksieve.core.errors import ArgumentError, FileFormatError
-from ksieve.planning.tune import record
+from ksieve_lab.bench import record
 from ksieve_lab.bench import targets as machines
 from ksieve_lab.report import figures
 from ksieve_lab.traces import replay

@@ -15,7 +15,7 @@ from typing import Any
 
 from frameworks import sources
 from frameworks.catalog import FRAMEWORKS, NOT_RUN
-from ksieve.planning.tune import record
+from ksieve_lab.bench import record
 
 TREE = Path(__file__).parents[2]
 TESTS_FAILED, NO_TESTS = 1, 5

@@ -111,7 +111,7 @@ def write_summary(*, finished: bool) -> Path | None:
     if folder is None and (HOST or not finished or not _tally.cases):
         return None
     from ksieve.backends.cuda.jit import stalls
-    from ksieve.planning.tune import record
+    from ksieve_lab.bench import record
 
     _tally.written = time.perf_counter()
     late, waited = stalls.read()

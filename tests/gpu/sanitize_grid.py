@@ -28,8 +28,8 @@ from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.planning.families import QUEUED
 from ksieve.planning.memory import with_workspace
-from ksieve.planning.tune import record
 from ksieve_lab import oracle
+from ksieve_lab.bench import record
 
 SHAPES = (
     # width, k, every how-manieth value family, base offset, row padding

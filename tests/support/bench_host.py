@@ -13,8 +13,8 @@ from ksieve import api
 from ksieve.backends.cuda.jit import cache
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import record, tasks, timing
-from ksieve_lab.bench import floor
+from ksieve.planning.tune import tasks, timing
+from ksieve_lab.bench import floor, record
 
 H200 = DEVICES["h200"]
 FLOOR_US, OWN_US, OTHER_US = 10.0, 12.5, 20.0

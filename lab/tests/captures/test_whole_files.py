@@ -17,7 +17,7 @@ from disk import file_sizes
 from ksieve.core import atomic
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import LINES_64
-from ksieve.planning.tune import record
+from ksieve_lab.bench import record
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.writer import CaptureWriter, write_factors
 from ksieve_lab.report import figures

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ from ksieve._version import __version__
 from ksieve.cli import files, terminal
 from ksieve.cli.options import Dtype, checked, choice, count, flag
 from ksieve.cli.sizes import parse_shape
+from ksieve.core import atomic
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import read_utf8
 from ksieve.core.problem import check_k
@@ -69,9 +72,9 @@ def tune(
     """
     from ksieve.planning import tuned
     from ksieve.planning.tune import prune as tune_prune
-    from ksieve.planning.tune import record, tasks
     from ksieve.planning.tune import run as tuning
     from ksieve.planning.tune import table as tune_table
+    from ksieve.planning.tune import tasks
 
     os.environ[tuned.VARIABLE] = "off"  # measured are the shipped shapes and all others, not those of an earlier file
     if minutes is not None and not 0 < minutes <= 600:
@@ -93,14 +96,15 @@ def tune(
         asked = [target.asked(*shape) for shape in listed]
     path = out or tuned.default_path(device, target.dtype)
     state = path.with_name(path.name + ".measured")
-    answers = record.payload("tune", _facts(target) | {"rounds": rounds}, {}, gpu=True)
-    answers["results"] = done = {} if restart or quick else _state(state, answers)
+    environment, settings = _environment(), _facts(target) | {"rounds": rounds}
+    done = {} if restart or quick else _state(state, settings, environment)
+    answers = {"schema": 1, "bench": "tune", "environment": environment, "settings": settings, "results": done}
     seconds = 60 * minutes if minutes is not None else QUICK_SECONDS if quick else SECONDS
     end = time.monotonic() + seconds
 
     def keep() -> None:
         if not quick:
-            record.write_json(state.absolute(), answers)
+            atomic.write_text(state, json.dumps(answers), folders=True)
 
     left = [shape for shape in asked if tuning.name_of(shape) not in done]
     with terminal.progress("compiling", unit="kernels", waiting="planning") as update:
@@ -111,7 +115,7 @@ def tune(
     _report(rows, len(asked))
     parts = tune_table.table(done, target)
     if parts:
-        found = tuned.Tuned(tuning.about(target, answers["environment"]), parts)
+        found = tuned.Tuned(tuning.about(target, environment), parts)
         if not quick:
             with terminal.progress("compiling for options", unit="kernels", waiting="planning") as update:
                 found = tune_prune.without_spills(found, target, update)
@@ -144,20 +148,32 @@ def _shapes_of_trace(path: str) -> tuple[list[tuple[int, int]], int | None]:
 
 
 def _facts(target: Target) -> dict[str, Any]:
-    """What results of an earlier run must agree in to be used, besides the commit: device, dtype, k and version."""
+    """What results of an earlier run must agree in to be used, besides the sources: device, dtype, k and version."""
     from ksieve.planning import tuned
 
     device = tuned.described(target.device)
     return {"device": device, "dtype": target.dtype, "k": target.k, "ksieve": __version__}
 
 
-def _state(path: Path, now: dict[str, Any]) -> dict[str, Any]:
-    """Results of a run that stopped, if its settings and its commit are those of now: then so are its candidates."""
-    from ksieve.planning.tune import record
+def _environment() -> dict[str, Any]:
+    """What times depend on besides: driver, packages and CUDA sources; and the date."""
+    from ksieve import doctor
+    from ksieve.backends.cuda.jit.compile import shipped_sources
 
+    packages = {name: version for name, version in doctor.package_versions().items() if version is not None}
+    return {
+        "driver": doctor.driver_facts().version,
+        "packages": packages,
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "sources": shipped_sources().digest,
+    }
+
+
+def _state(path: Path, settings: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
+    """Results of a run that stopped, if its settings and sources are those of now: then so are its candidates."""
     try:
-        found = record.read_json(path)
-        if found["settings"] != now["settings"] or found["environment"]["commit"] != now["environment"]["commit"]:
+        found = parse_json(read_utf8(path))
+        if found["settings"] != settings or found["environment"]["sources"] != environment["sources"]:
             return {}
         done: dict[str, Any] = dict(found["results"])
     except (ValueError, KeyError, TypeError):

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 class Tuned:
     """A file of measured shapes.
 
-    `about`: ``device`` (name, capability, multiprocessors), ``driver``, ``packages``, ``date``, ``commit``, ``dtype``,
+    `about`: ``device`` (name, capability, multiprocessors), ``driver``, ``packages``, ``date``, ``sources``, ``dtype``,
     ``k``. `parts`: ``resident`` and ``streamed``: of each family a list of entries, fields of a `Geometry`. ``splits``
     and ``strides``: lists of fields of a `Split` and a `Stride`. An entry also has `shapes.FACTS`, if it was measured.
     A part may be missing: then that of the device's class holds.

@@ -23,8 +23,8 @@ from ksieve.core.errors import ArgumentError, WorkspaceError
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.files import stream
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune.record import read_json
 from ksieve_lab import demo
+from ksieve_lab.bench.record import read_json
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.cli import app as cli

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import torch.multiprocessing as mp  # noqa: E402
 
 from ksieve.files import split, stream  # noqa: E402
-from ksieve.planning.tune import record  # noqa: E402
+from ksieve_lab.bench import record  # noqa: E402
 from ksieve_lab.captures.format import open_capture  # noqa: E402
 from ksieve_lab.captures.writer import CaptureWriter  # noqa: E402
 from ksieve_lab.study import run  # noqa: E402

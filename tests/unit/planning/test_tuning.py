@@ -11,10 +11,10 @@ from conftest import ROOT
 from ksieve.planning import shapes, thresholds, tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune import prune as tune_prune
-from ksieve.planning.tune import record
 from ksieve.planning.tune import run as tune
 from ksieve.planning.tune import table as tune_table
 from ksieve.planning.tune.variants import PLANNED
+from ksieve_lab.bench import record
 
 FILES = [
     shapes.of_class(name, card) for name in shapes.CLASSES for card in shapes._read(name).get("measured", {"": {}})
@@ -170,6 +170,11 @@ def test_a_shipped_file_is_what_its_record_says(path, shipped):
         family: [entry | ({"plain": True} if (family, bare(entry)) in plain else {}) for entry in of]
         for family, of in parts["resident"].items()
     }
-    made = tune_prune.used(tuned.Tuned(tune.about(target, payload["environment"]), parts), target)
+    facts = payload["environment"]
+    if "gpu" in facts:  # before ksieve tune wrote a record of its own
+        facts = {"driver": facts["gpu"]["devices"][0]["driver_version"]} | {
+            name: facts[name] for name in ("packages", "date", "commit")
+        }
+    made = tune_prune.used(tuned.Tuned(tune.about(target, facts), parts), target)
     assert kept.parts == made.parts
     assert kept.about | {"date": ""} == made.about | {"date": ""}, "written a minute after the record"

@@ -1,1 +1,1 @@
-"""Measurements: each module has a ``run`` that returns a payload for `ksieve.planning.tune.record.write_json`."""
+"""Measurements: each module has a ``run`` that returns a payload for `ksieve_lab.bench.record.write_json`."""

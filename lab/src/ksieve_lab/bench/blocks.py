@@ -14,12 +14,12 @@ from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import record, tasks, timing
+from ksieve.planning.tune import tasks, timing
 from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 from ksieve.planning.tune.timing import Contender, Timing
 from ksieve.planning.tune.variants import compile_plans
 from ksieve_lab import oracle
-from ksieve_lab.bench import block_rows, floor, glue, gpu, scores
+from ksieve_lab.bench import block_rows, floor, glue, gpu, record, scores
 from ksieve_lab.bench.glue import Steps
 from ksieve_lab.bench.gpu import Progress, Tell
 from ksieve_lab.bench.host_timing import measure_host

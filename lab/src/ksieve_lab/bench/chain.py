@@ -16,10 +16,10 @@ from typing import Any
 from ksieve.cli.sizes import parse_count
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
-from ksieve.planning.tune import record, timing
+from ksieve.planning.tune import timing
 from ksieve.planning.tune.tasks import MEMORY, PITCH_BYTES, require_device
 from ksieve.planning.tune.timing import Contender, Timing
-from ksieve_lab.bench import floor
+from ksieve_lab.bench import floor, record
 from ksieve_lab.bench.chain_selectors import NOT_STORED, Selector, Stage, selectors, without_matrix
 from ksieve_lab.chain import producers
 from ksieve_lab.chain.producers import Produce

@@ -27,8 +27,7 @@ from ksieve.core.paths import unreadable
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import record
-from ksieve_lab.bench import aimed, contenders, startup
+from ksieve_lab.bench import aimed, contenders, record, startup
 from ksieve_lab.bench.contenders import ARGPARTITION, FLOOR, TORCH
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.workloads.adversarial import ADVERSARIAL

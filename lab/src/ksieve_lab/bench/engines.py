@@ -20,11 +20,11 @@ from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import laws, record, tasks, timing
+from ksieve.planning.tune import laws, tasks, timing
 from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 from ksieve.planning.tune.timing import Contender
 from ksieve.planning.tune.variants import compile_plans
-from ksieve_lab.bench import gpu, scores
+from ksieve_lab.bench import gpu, record, scores
 from ksieve_lab.bench.engine_calls import Inputs, indices
 from ksieve_lab.bench.engine_cases import LAST, LOST_BY, Case, Facts, Task, facts_of, in_order, label
 from ksieve_lab.bench.engine_switch import Replaced, line, without_folders

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve.planning.tune import record, tasks
+from ksieve.planning.tune import tasks
 from ksieve.planning.tune.variants import PLANNED, compile_plans
-from ksieve_lab.bench import gpu, peers, scores
+from ksieve_lab.bench import gpu, peers, record, scores
 from ksieve_lab.bench.gpu import Ask, Progress, Tell
 from ksieve_lab.bench.shape_lists import GENERAL
 

@@ -13,11 +13,11 @@ from typing import Any
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import laws, record, tasks, timing
+from ksieve.planning.tune import laws, tasks, timing
 from ksieve.planning.tune.tasks import Task
 from ksieve.planning.tune.timing import Timing
 from ksieve.planning.tune.variants import PLANNED, Variant, compile_plans
-from ksieve_lab.bench import floor, peers, scores
+from ksieve_lab.bench import floor, peers, record, scores
 from ksieve_lab.bench.shape_lists import OPERATOR
 
 Tell = Callable[[dict[str, Any]], None]

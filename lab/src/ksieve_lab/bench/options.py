@@ -14,9 +14,9 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import dtype_text
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import laws, record, tasks, timing
+from ksieve.planning.tune import laws, tasks, timing
 from ksieve.planning.tune.timing import Contender, Timing
-from ksieve_lab.bench import floor, gpu, scores
+from ksieve_lab.bench import floor, gpu, record, scores
 from ksieve_lab.bench.gpu import Progress, Tell
 
 SHAPES = ((1, 262_144), (16, 131_072), (64, 65_536), (512, 131_072), (4096, 16_384), (1024, 262_144))

@@ -15,7 +15,7 @@ import numpy as np
 
 from ksieve.core.errors import ArgumentError
 from ksieve.distributed import LINKS, Pairs, Shape, choose
-from ksieve.planning.tune import record
+from ksieve_lab.bench import record
 
 SHAPES = tuple((rows, width) for width in (131_072, 524_288, 1_048_576) for rows in (1, 64, 512, 8192))
 """Rows and width of whole rows."""

@@ -21,9 +21,8 @@ from ksieve.core.problem import Device, Problem
 from ksieve.distributed import Contiguous, Interleaved, Pairs, ShardPlan, fused, plan, topk
 from ksieve.distributed.agreement import distributed, gather
 from ksieve.distributed.layouts import Layout
-from ksieve.planning.tune import record
 from ksieve.planning.tune.timing import input_sets
-from ksieve_lab.bench import rank_rows
+from ksieve_lab.bench import rank_rows, record
 
 SHAPES = ((1, 131_072), (16, 131_072), (64, 131_072))
 """Rows and width of whole rows in the default measurement."""

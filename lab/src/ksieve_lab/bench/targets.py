@@ -21,8 +21,8 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import record
 from ksieve.planning.tune.tasks import POISON
+from ksieve_lab.bench import record
 
 Choice = tuple[str | None, SamplingPolicy | str | None]
 """Family and policy that a plan is forced to; None leaves either to the planner."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ksieve.core.device import DeviceInfo
-from ksieve.planning.tune import laws, record, tasks
+from ksieve.planning.tune import laws, tasks
 from ksieve.planning.tune.tasks import Task
 from ksieve.planning.tune.variants import PLANNED, Variant
-from ksieve_lab.bench import gpu, peers, scores
+from ksieve_lab.bench import gpu, peers, record, scores
 from ksieve_lab.bench.gpu import Ask, Progress, Tell
 from ksieve_lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
-from ksieve.planning.tune import record, tasks
+from ksieve.planning.tune import tasks
 from ksieve.planning.tune.tasks import Task
 from ksieve.planning.tune.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard
-from ksieve_lab.bench import gpu, peers, scores
+from ksieve_lab.bench import gpu, peers, record, scores
 from ksieve_lab.bench.gpu import Ask, Progress, Tell
 
 SHAPES = ((512, 131_072), (1024, 262_144), (512, 1_048_576), (4096, 65_536), (4096, 49_152), (4096, 16_384))

@@ -163,7 +163,7 @@ def bench_plot(
 
     A figure has the name of its result file.
     """
-    from ksieve.planning.tune import record
+    from ksieve_lab.bench import record
     from ksieve_lab.report import figures
 
     payloads = [record.read_json(path) for path in results]

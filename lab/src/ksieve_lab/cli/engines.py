@@ -59,9 +59,8 @@ def bench_engines(
     A call that loses the GPU context ends the measurement, and the exit code is not 0: see --last.
     Then the first call of fresh processes: with an empty cache, after ksieve build, and with a bundle.
     """
-    from ksieve.planning.tune import record
     from ksieve.planning.tune.tasks import require_device
-    from ksieve_lab.bench import engine_cases, engine_switch, first_calls
+    from ksieve_lab.bench import engine_cases, engine_switch, first_calls, record
     from ksieve_lab.bench import engines as bench
 
     asked = checks.listed(dtypes)

@@ -280,7 +280,7 @@ def ready(figures: Path | None) -> None:
 
 def finish(path: Path | None, payload: dict[str, Any], figures: Path | None) -> None:
     """Write the result file and draw the figures that were asked for, and say where they are."""
-    from ksieve.planning.tune import record
+    from ksieve_lab.bench import record
 
     if path is not None:
         terminal.say(f"written: {_short(record.write_json(path.absolute(), payload))}")

@@ -137,8 +137,7 @@ def bench_cpu(
 
     All contenders run in one process in rotated rounds, and every answer is verified. The defaults take minutes.
     """
-    from ksieve.planning.tune import record
-    from ksieve_lab.bench import cpu
+    from ksieve_lab.bench import cpu, record
     from ksieve_lab.bench.shape_lists import MANY_SHORT
 
     target = files.optional_target("--out", out, "cpu.json", (".json",))

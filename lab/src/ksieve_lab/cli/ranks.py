@@ -125,8 +125,7 @@ def _shapes(name: str, text: str) -> list[tuple[int, int]]:
 
 def _predict(worlds: str, out: str | None) -> None:
     """Write, or print, what more GPUs are predicted to take."""
-    from ksieve.planning.tune import record
-    from ksieve_lab.bench import rank_model
+    from ksieve_lab.bench import rank_model, record
 
     listed = checks.listed(worlds)
     if not listed or not all(text.isascii() and text.isdigit() and int(text) for text in listed):

@@ -154,7 +154,7 @@ def calibrate(
     costs. The other half is selected with the policy, and its routes are compared with the prediction. Pass the policy
     file as policy="policy.json" to ksieve.plan and ksieve.topk, or to ksieve select --policy.
     """
-    from ksieve.planning.tune import record
+    from ksieve_lab.bench import record
     from ksieve_lab.study import calibrate as calibration
 
     target = files.target("--out", out, "policy.json", (".json",))

@@ -356,7 +356,7 @@ def draw(payload: Mapping[str, Any], folder: Path, stem: str) -> list[Path]:
     Parameters
     ----------
     payload : mapping
-        As `ksieve.planning.tune.record.read_json` gives it.
+        As `ksieve_lab.bench.record.read_json` gives it.
     folder : Path
         Made as needed.
     stem : str

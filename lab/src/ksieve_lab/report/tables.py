@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ksieve.planning.tune import record
+from ksieve_lab.bench import record
 from ksieve_lab.report.figures import Figure
 
 

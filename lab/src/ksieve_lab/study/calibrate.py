@@ -22,7 +22,7 @@ from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
 from ksieve.core.text import plain
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune import record
+from ksieve_lab.bench import record
 from ksieve_lab.captures.format import BLOCK_BYTES, Capture
 from ksieve_lab.study.costs import DeviceCost, find_cost
 from ksieve_lab.study.measure import KEPT

@@ -11,7 +11,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
 from ksieve.planning.devices import resolve_device
-from ksieve.planning.tune import record
+from ksieve_lab.bench import record
 from ksieve_lab.captures.format import BLOCK_BYTES, Capture
 from ksieve_lab.study.compare import compare
 from ksieve_lab.study.measure import pooled_ranks, study_capture

@@ -324,14 +324,6 @@ def gain(done: Results, asked: Sequence[Question]) -> list[tuple[str, float, str
     return rows
 
 
-def about(target: Target, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a file: device, driver, packages, date, commit, dtype and k.
-
-    `facts`: from `ksieve.planning.tune.record.environment`.
-    """
-    cards = (facts.get("gpu") or {}).get("devices") or [{}]
-    return {
-        "device": tuned.described(target.device), "driver": cards[0].get("driver_version"),
-        "packages": facts["packages"], "date": facts["date"], "commit": facts["commit"], "dtype": target.dtype,
-        "k": target.k,
-    }  # fmt: skip
+def about(target: Target, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a file: device, driver, packages, date, sources, dtype and k."""
+    return {"device": tuned.described(target.device), **environment, "dtype": target.dtype, "k": target.k}

@@ -10,7 +10,7 @@ from typing import Any
 
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import LINES_128
-from ksieve.planning.tune import record
+from ksieve_lab.bench import record
 from ksieve_lab.bench.ablation import activation, steps
 from ksieve_lab.bench.ablation.paper import PAPER
 from ksieve_lab.bench.chain import prompt_of, terminal_step
