@@ -64,10 +64,6 @@ def topk(
     values : Tensor of the input's dtype, shape (rows, topk), or None
     indices : Tensor of `indices_type`, shape (rows, topk)
         Positions in the row, which `begin` does not shift.
-
-    Raises
-    ------
-    ArgumentError
     """
     require(hint is None, "hint", type(hint).__name__, "None")
     require(not (sorted and sorted_index), "sorted_index", True, "False together with sorted=True")
@@ -136,10 +132,6 @@ def topk_page_transform(
     Returns
     -------
     Tensor of int32, shape (rows, topk)
-
-    Raises
-    ------
-    ArgumentError
     """
     options: dict[str, Any] = {"page_table": page_table, "page_size": page_size, "out": output_idx}
     if sorted_index:

@@ -35,10 +35,6 @@ def plan_topk_v2(seq_lens: Any, static_threshold: int = -1, *, out: Any = None) 
     -------
     Tensor of int32, shape (rows + 1, 2)
         Not initialised; only the ``topk_transform_*_v2`` functions of this module accept it.
-
-    Raises
-    ------
-    ArgumentError
     """
     shape = (seq_lens.shape[0] + 1, 2)
     if out is None:
@@ -70,10 +66,6 @@ def topk_transform_paged(
         A power of two.
     out_raw_indices : Tensor of int32, shape (rows, k), optional
         Receives the positions themselves, slot for slot.
-
-    Raises
-    ------
-    ArgumentError
     """
     options: dict[str, Any] = {"out": out_page_indices}
     if page_tables is not None:
@@ -119,10 +111,6 @@ def topk_transform_ragged_v2(
         Receives positions relative to row_starts plus out_offsets, in no particular order, then -1. Its width is k.
     row_starts : Tensor of int32, shape (rows,), optional
         Default: windows start at 0.
-
-    Raises
-    ------
-    ArgumentError
     """
     options: dict[str, Any] = {"offsets": out_offsets, "out": out_indices}
     if row_starts is not None:
@@ -151,9 +139,5 @@ def amax_topk_blocks(logits: Any, seq_lens: Any, nblocks: Any, topk_blocks: int,
     -------
     Tensor of int32, shape (rows, topk_blocks)
         Numbers of the blocks, in no particular order, then -1.
-
-    Raises
-    ------
-    ArgumentError
     """
     return select(_BLOCKS, logits, seq_lens, topk_blocks, longest=max_seq_len, block_size=CANDIDATE_BLOCK, force_last=1)

@@ -58,10 +58,6 @@ def fast_kpool_topk_transform_fused(
     Tensor of int32, shape (rows, topk), or with `seq_lens` (rows, topk + kpool - 1)
         Positions of the selected pools, side by side, the tail, then -1. A negative entry of the page table,
         or one outside it, gives -1.
-
-    Raises
-    ------
-    ArgumentError
     """
     options: dict[str, Any] = {} if page_table is None else {"page_table": page_table}
     if topk_indices_offset is not None:
@@ -93,10 +89,6 @@ def topk_transform_kpool_v2(
         Not used.
     scores, pool_lens, out, pool_size, token_seq_lens, page_table, page_size, out_offsets
         As for `topk_transform_kpool_ragged_v2`.
-
-    Raises
-    ------
-    ArgumentError
     """
     topk_transform_kpool_ragged_v2(
         scores, pool_lens, out, pool_size, token_seq_lens=token_seq_lens, page_table=page_table, page_size=page_size,
@@ -141,10 +133,6 @@ def topk_transform_kpool_ragged_v2(
         A power of two.
     out_offsets : Tensor of int32, shape (rows,), optional
         Added to every position.
-
-    Raises
-    ------
-    ArgumentError
     """
     options: dict[str, Any] = {"out": out}
     if page_table is not None:

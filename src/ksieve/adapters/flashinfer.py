@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from ksieve.adapters._engine import Engine
-from ksieve.adapters._rows import compressed, refuse_early
+from ksieve.adapters._rows import check_requests, compressed, refuse_early
 from ksieve.adapters._select import require, select, tie_break_of
-from ksieve.core.errors import ArgumentError
 from ksieve.distributed.holding import paged
 
 __all__ = [
@@ -77,10 +76,6 @@ def top_k(
     -------
     values : Tensor of the input's dtype, shape (rows, k)
     indices : Tensor of int64, shape (rows, k)
-
-    Raises
-    ------
-    ArgumentError
     """
     options = _order(deterministic, tie_break)
     if sorted:
@@ -142,10 +137,6 @@ def top_k_page_table_transform(
     Tensor of int32, shape (rows, k)
         `out`, or a new tensor; in no particular order, then -1. A negative entry of the page table, or
         one outside it, gives -1.
-
-    Raises
-    ------
-    ArgumentError
     """
     require(
         page_size == 1 or row_starts is None or page_table_row_starts is not None,
@@ -208,10 +199,6 @@ def top_k_ragged_transform(
     -------
     Tensor of int32, shape (rows, k)
         Positions relative to row_starts plus the offset, in no particular order, then -1.
-
-    Raises
-    ------
-    ArgumentError
     """
     options = _order(deterministic, tie_break)
     if row_starts is not None:
@@ -274,16 +261,9 @@ def top_k_varlen(
         In no particular order, then -1.
     values : Tensor, shape (rows, top_k), or None
         The selected logits, then -inf, or 0 with ``backend="radix_cutlass"``, as FlashInfer's backends write.
-
-    Raises
-    ------
-    ArgumentError
     """
     rows = logits.shape[0]
-    require(next_n >= 1, "next_n", next_n, "a positive int")
-    require(compress_ratio >= 1, "compress_ratio", compress_ratio, "a positive int")
-    if (requests := seq_lens.shape[0]) * next_n != rows:
-        raise ArgumentError("seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n} entries")
+    check_requests(seq_lens, rows, next_n, compress_ratio)
     options: dict[str, Any] = {}
     if row_starts is not None:
         require(next_n == 1, "next_n", next_n, "1 with row_starts")
@@ -340,10 +320,6 @@ def msa_topk_select(
     -------
     Tensor of int32, shape (tokens, heads, topk)
         Block numbers, ascending, then -1.
-
-    Raises
-    ------
-    ArgumentError
     """
     require(max_score.dim() == 3, "max_score", f"shape {tuple(max_score.shape)}", "shape (heads, blocks, tokens)")
     heads, blocks, tokens = max_score.shape

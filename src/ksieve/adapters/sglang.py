@@ -79,10 +79,6 @@ def fast_topk_v2(score: Any, lengths: Any, topk: int, row_starts: Any = None) ->
     -------
     Tensor of int32, shape (rows, topk)
         Positions relative to row_starts, in no particular order, then -1.
-
-    Raises
-    ------
-    ArgumentError
     """
     if row_starts is None:
         return select(_FAST, score, lengths, topk)
@@ -108,10 +104,6 @@ def fast_topk_transform_fused(
     -------
     Tensor of int32, shape (rows, topk)
         Entries of the page table, in no particular order, then -1. A row that belongs to no request holds -1.
-
-    Raises
-    ------
-    ArgumentError
     """
     rows, requests = score.shape[0], page_table_size_1.shape[0]
     if (entries := cu_seqlens_q.shape[0]) != requests + 1:
@@ -145,10 +137,6 @@ def fast_topk_transform_ragged_fused(
     -------
     Tensor of int32, shape (rows, topk)
         Positions relative to row_starts plus the offset, in no particular order, then -1.
-
-    Raises
-    ------
-    ArgumentError
     """
     if row_starts is None:
         return select(_FAST, score, lengths, topk, offsets=topk_indices_offset)

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from ksieve.adapters._engine import Engine
-from ksieve.adapters._rows import compressed, part
-from ksieve.adapters._select import require, select
-from ksieve.core.errors import ArgumentError
+from ksieve.adapters._rows import check_requests, compressed, part
+from ksieve.adapters._select import select
 
 __all__ = ["indexer_topk_decode", "indexer_topk_prefill", "install", "uninstall", "warm_up"]
 
@@ -36,10 +35,6 @@ def indexer_topk_prefill(logits: Any, row_starts: Any, row_ends: Any, indices: A
         Receives positions relative to row_starts, in no particular order, then -1. Other rows and columns are left
         alone.
     index_topk : int
-
-    Raises
-    ------
-    ArgumentError
     """
     out = part(indices, "indices", logits.shape[0], index_topk)
     select(
@@ -76,16 +71,9 @@ def indexer_topk_decode(
         Not used: ksieve needs no indices of the previous step, and keeps a workspace per stream.
     compress_ratio : int
         Tokens that a logit stands for. Another than 1 allocates small tensors of one entry per row.
-
-    Raises
-    ------
-    ArgumentError
     """
     rows = logits.shape[0]
-    require(next_n >= 1, "next_n", next_n, "a positive int")
-    require(compress_ratio >= 1, "compress_ratio", compress_ratio, "a positive int")
-    if (requests := seq_lens.shape[0]) * next_n != rows:
-        raise ArgumentError("seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n}")
+    check_requests(seq_lens, rows, next_n, compress_ratio)
     options: dict[str, Any] = {"nan": "highest", "out": part(indices, "indices", rows, index_topk)}
     if compress_ratio != 1:
         seq_lens = compressed(seq_lens, next_n, compress_ratio)

@@ -66,10 +66,6 @@ def top_k_per_row_prefill(
     stride0, stride1 : int
         Strides of `logits`, in elements; stride1 must be 1.
     topK : int
-
-    Raises
-    ------
-    ArgumentError
     """
     scores, out = operands(logits, indices, numRows, stride0, stride1, topK)
     starts, ends = first(rowStarts, numRows), first(rowEnds, numRows)
@@ -99,10 +95,6 @@ def top_k_per_row_decode(
     stride0, stride1 : int
         Strides of `logits`, in elements; stride1 must be 1.
     topK : int
-
-    Raises
-    ------
-    ArgumentError
     """
     _decode(logits, next_n, seq_lens, indices, numRows, stride0, stride1, topK, None)
 
@@ -151,10 +143,6 @@ def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: i
     max_seq_len : int
         Bound of the lengths, for which the call is planned, but in the capture of a CUDA graph. A greater length counts
         as that bound, rounded up by at most an eighth, or to 1,024; below 1 it is not used.
-
-    Raises
-    ------
-    ArgumentError
     """
     rows = logits.shape[0]
     if lengths.numel() != rows:
@@ -193,10 +181,6 @@ def deep_select_topk(
     -------
     Tensor of `indices_dtype`
         `output_idx`, or a new tensor of shape (rows, topk).
-
-    Raises
-    ------
-    ArgumentError
     """
     require(indices_dtype in (torch.int32, torch.int64), "indices_dtype", indices_dtype, "torch.int32 or torch.int64")
     options = _INVARIANT if indices_dtype is torch.int32 else {"index_dtype": "int64", **_INVARIANT}
