@@ -99,18 +99,18 @@ def select(
     chosen: str,
     movers: tuple[Callable[[Any], Any], Callable[[Any], NDArray[np.int32]]],
     block_bytes: int,
+    blocks: Sequence[tuple[int, int]],
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Plan, float, float]:
     """`ksieve.files.stream.select` of a source with `tiles`; returns a tile's plan and seconds of both kinds."""
     to_device, to_host = movers
     most = max(1, min(int(source.width), max(k, block_bytes // (4 * MOST_ROWS))))
-    rows, device = int(source.rows), "cuda" if chosen == "cuda" else "cpu"
-    plan = api.plan(rows=min(rows, MOST_ROWS), width=most, k=k, dtype=source.dtype, device=device)
+    device = "cuda" if chosen == "cuda" else "cpu"
+    plan = api.plan(rows=min(int(source.rows), MOST_ROWS), width=most, k=k, dtype=source.dtype, device=device)
     read_seconds = select_seconds = 0.0
-    for begin in range(0, max(rows, 1), MOST_ROWS):
-        end = min(begin + MOST_ROWS, rows)
+    for begin, end in blocks:
         running = Running(end - begin, k, most, dtype=source.dtype, device=device)
-        if progress is not None and not begin:
+        if progress is not None and (begin, end) == blocks[0]:
             progress(0)
         start = time.perf_counter()
         for first, scores, ends in source.tiles(begin, end, most):

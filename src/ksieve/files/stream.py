@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,9 @@ from ksieve.planning.plan import Plan
 
 BLOCK_BYTES = 256 << 20
 """Default bound on the score bytes in memory at a time."""
+
+Blocks = Sequence[tuple[int, int]]
+"""First and last row, exclusive, of each block."""
 
 Sink = Callable[[int, NDArray[np.int32]], None]
 """Receives the first row number and the indices of each block."""
@@ -65,6 +68,7 @@ def select(
     policy: SamplingPolicy | str | None = None,
     return_stats: bool = False,
     block_bytes: int = BLOCK_BYTES,
+    blocks: Blocks | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> StreamResult:
     """Select the top k of every row of a source and pass the indices to `sink`, block by block.
@@ -85,6 +89,8 @@ def select(
         Also collect statistics. Sample positions depend on the row number within a block.
     block_bytes : int
         Bound on the score bytes in memory at a time; a block has at least one row.
+    blocks : sequence of (int, int), optional
+        Some of the blocks that `block_bytes` makes; default: all.
     progress : callable, optional
         Called with the number of rows done: with 0 once the kernels are compiled, then after every block.
 
@@ -101,15 +107,15 @@ def select(
     to_device, to_host = _movers(chosen)
     if by_tiles(source):
         found = columns.select(
-            source, k, sink, chosen=chosen, movers=(to_device, to_host), block_bytes=block_bytes, progress=progress
-        )
+            source, k, sink, chosen=chosen, movers=(to_device, to_host), block_bytes=block_bytes, progress=progress,
+            blocks=blocks or blocks_of(source),
+        )  # fmt: skip
         return StreamResult(found[0], None, *found[1:])
-    rows, width, step = int(source.rows), int(source.width), block_rows(source, block_bytes)
+    rows, width = int(source.rows), int(source.width)
     raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
     plan: Plan | None = None
     read_seconds = select_seconds = 0.0
-    for begin in range(0, max(rows, 1), step):
-        end = min(begin + step, rows)
+    for begin, end in blocks or blocks_of(source, block_bytes):
         start = time.perf_counter()
         host = source.rows_block(begin, end)
         scores = to_device(host)
@@ -136,6 +142,12 @@ def select(
             progress(end)
     assert plan is not None
     return StreamResult(plan, Stats(raw) if return_stats else None, read_seconds, select_seconds)
+
+
+def blocks_of(source: Any, block_bytes: int = BLOCK_BYTES, rank: int = 0, world: int = 1) -> Blocks:
+    """Blocks of a source, or every `world`-th of them; of a source without rows an empty one."""
+    rows, step = int(source.rows), block_rows(source, block_bytes)
+    return [(begin, min(begin + step, rows)) for begin in range(rank * step, max(rows, 1), step * world)]
 
 
 def block_rows(source: Any, block_bytes: int = BLOCK_BYTES) -> int:
