@@ -273,26 +273,14 @@ class Launcher(Kernel):
             other.launch(asked, stream)
         # The driver copies Params before it returns, so that every call can reuse one block of memory.
         with self._lock:
-            self._pack(*asked)
+            self._pack(asked)
             code = self._send(stream)
         if code:
             raise self._error(code)
 
-    def _pack(
-        self,
-        scores: int,
-        lengths: int,
-        num_rows: int,
-        indices: int,
-        stats: int,
-        workspace: int,
-        pitch: int,
-        out_pitch: int,
-        rows: int,
-        width: int,
-        options: tuple[int, ...],
-        k: int | None,
-    ) -> None:
+    def _pack(self, asked: Arguments) -> None:
+        """Store the arguments of a launch in the memory, under the lock."""
+        scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch, rows, width, options, k = asked
         primary, rescue = self._ranks
         slots, blocks = self._k if k is None else k, min(rows * self._splits, self._most)
         self._patch.pack_into(
@@ -306,7 +294,7 @@ class Launcher(Kernel):
             yield from other._packed(asked)
         own = copy(self)
         own._lay_out()
-        own._pack(*asked)
+        own._pack(asked)
         yield own
 
     def repeated(self, asked: Arguments, names: Sequence[str]) -> Callable[[list[int], int], None]:
