@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters._select import require, select
+from ksieve.adapters._select import select
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.core.problem import Device, Problem
@@ -36,14 +36,6 @@ def part(output: Any, name: str, rows: int, k: int) -> Any:
     if shape[1] < k:
         raise ArgumentError(name, f"{shape[1]} columns", f"at least {k} columns")
     return output if shape == (rows, k) else output[:rows, :k]
-
-
-def check_requests(seq_lens: Any, rows: int, next_n: int, compress_ratio: int) -> None:
-    """Check the lengths of requests of a decode step: each has `next_n` rows."""
-    require(next_n >= 1, "next_n", next_n, "a positive int")
-    require(compress_ratio >= 1, "compress_ratio", compress_ratio, "a positive int")
-    if (requests := seq_lens.shape[0]) * next_n != rows:
-        raise ArgumentError("seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n} entries")
 
 
 def compressed(seq_lens: Any, next_n: int, ratio: int) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from ksieve.adapters._engine import Engine
-from ksieve.adapters._rows import check_requests, compressed, refuse_early
+from ksieve.adapters._rows import compressed, refuse_early
 from ksieve.adapters._select import require, select, tie_break_of
+from ksieve.core.errors import ArgumentError
 from ksieve.distributed.holding import paged
 
 __all__ = [
@@ -263,7 +264,10 @@ def top_k_varlen(
         The selected logits, then -inf, or 0 with ``backend="radix_cutlass"``, as FlashInfer's backends write.
     """
     rows = logits.shape[0]
-    check_requests(seq_lens, rows, next_n, compress_ratio)
+    require(next_n >= 1, "next_n", next_n, "a positive int")
+    require(compress_ratio >= 1, "compress_ratio", compress_ratio, "a positive int")
+    if (requests := seq_lens.shape[0]) * next_n != rows:
+        raise ArgumentError("seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n} entries")
     options: dict[str, Any] = {}
     if row_starts is not None:
         require(next_n == 1, "next_n", next_n, "1 with row_starts")

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from ksieve.adapters._engine import Engine
-from ksieve.adapters._rows import check_requests, compressed, part
-from ksieve.adapters._select import select
+from ksieve.adapters._rows import compressed, part
+from ksieve.adapters._select import require, select
+from ksieve.core.errors import ArgumentError
 
 __all__ = ["indexer_topk_decode", "indexer_topk_prefill", "install", "uninstall", "warm_up"]
 
@@ -73,7 +74,10 @@ def indexer_topk_decode(
         Tokens that a logit stands for. Another than 1 allocates small tensors of one entry per row.
     """
     rows = logits.shape[0]
-    check_requests(seq_lens, rows, next_n, compress_ratio)
+    require(next_n >= 1, "next_n", next_n, "a positive int")
+    require(compress_ratio >= 1, "compress_ratio", compress_ratio, "a positive int")
+    if (requests := seq_lens.shape[0]) * next_n != rows:
+        raise ArgumentError("seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n}")
     options: dict[str, Any] = {"nan": "highest", "out": part(indices, "indices", rows, index_topk)}
     if compress_ratio != 1:
         seq_lens = compressed(seq_lens, next_n, compress_ratio)
