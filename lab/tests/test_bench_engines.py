@@ -16,8 +16,13 @@ from bench_host import ENVIRONMENT, OTHER_US, OWN_US, invoke  # noqa: E402
 from ksieve.adapters._operators import OPERATORS  # noqa: E402
 from ksieve.adapters._tally import TALLY  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
-from ksieve.planning.tune import record  # noqa: E402
-from ksieve_lab.bench import engine_calls, engine_switch, engines, first_calls  # noqa: E402
+from ksieve_lab.bench import (  # noqa: E402
+    engine_calls,
+    engine_switch,
+    engines,
+    first_calls,
+    record,
+)
 from ksieve_lab.report import specs, tables  # noqa: E402
 from ksieve_lab.report.specs import engines as engine_pages  # noqa: E402
 

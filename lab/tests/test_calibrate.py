@@ -27,7 +27,6 @@ from ksieve_lab.study.ranked import rank_rows
 from ksieve_lab.traffic import check_traffic
 from ksieve_lab.workloads import write_synthetic
 
-REAL = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -298,16 +297,6 @@ def test_errors_come_before_any_work(tmp_path):
             calibration.calibrate([capture], cost="abacus")
         with pytest.raises(ArgumentError, match="at least one capture"):
             calibration.calibrate([])
-
-
-@pytest.mark.extended
-@pytest.mark.skipif(not REAL.exists(), reason="the real score factors are not on this machine")
-def test_real_rows_meet_the_prediction():
-    with open_capture(REAL) as capture:
-        found = calibration.calibrate([capture], 2048, rows=96)
-    assert (found.rows, found.held_back) == (48, 48)
-    assert found.came_true() == dict.fromkeys(predict.QUANTITIES, True), found.realised
-    assert found.chosen.p_exact.high < 0.05
 
 
 def test_half_as_wide_scores_cost_half_the_scan(tmp_path):

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import sys
-import tracemalloc
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -25,8 +24,6 @@ from ksieve_lab.study.rows import eligible_rows, read_blocks
 from ksieve_lab.study.tally import MOST, RankTally, rank_text
 from ksieve_lab.study.views import UNUSABLE
 from ksieve_lab.workloads import write_synthetic
-
-REAL = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"
 
 
 def capture_of(path: Path, scores: np.ndarray, lengths=None, **settings) -> Path:
@@ -116,20 +113,6 @@ def test_results_do_not_depend_on_the_blocks(tmp_path):
     np.testing.assert_equal(pieces, whole)
 
 
-@pytest.mark.extended
-def test_memory_is_bounded_by_the_block(tmp_path):
-    path, k = tmp_path / "a.safetensors", 256
-    write_synthetic(path, "random_normal", 48, 65_536, k=k)  # 12.6 MB of scores
-    study_of(path, k, rows=2)
-    tracemalloc.start()
-    try:
-        study_of(path, k, max_bytes=1 << 20)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 5 << 20
-
-
 def test_rows_at_equal_spacing_and_only_eligible_ones(tmp_path):
     path = capture_of(tmp_path / "a.safetensors", np.zeros((9, 64)), [64, 3, 64, 64, 39, 40, 64, 64, 64])
     with open_capture(path) as capture:
@@ -166,16 +149,6 @@ def test_tally_quantiles_and_sums_are_exact():
     assert beyond.quantile(0.3) == 0.5
     with pytest.raises(ValueError, match="do not add"):
         tally.merge(RankTally(200, 200.0))
-
-
-def test_cuda_rows_give_the_same_study(tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
-    path = tmp_path / "a.safetensors"
-    for producer in ("relu_plateau", "random_normal", "nan_sprinkled"):
-        write_synthetic(path, producer, 6, 4096, lengths="ragged", k=64)
-        np.testing.assert_equal(study_of(path, 64, device="cuda").results(), study_of(path, 64).results())
 
 
 def test_errors_come_before_any_work(tmp_path):
@@ -332,23 +305,6 @@ def test_a_study_without_matplotlib_is_written_without_figures(tmp_path, monkeyp
     assert "without figures" in page and "C(100) / K, median" in page and "<figure>" not in page
     links = re.findall(r'href="#([^"]+)"', page)
     assert links and set(links) == set(re.findall(r' id="([^"]+)"', page))
-
-
-@pytest.mark.extended
-@pytest.mark.skipif(not REAL.exists(), reason="the real score factors are not on this machine")
-def test_real_scores_show_what_their_description_says():
-    """Figures of the data set's own description, 64 rows, K = 2048; its keys were quantised since: hence ranges."""
-    found = study_of(REAL, 2048, rows=64)
-    results = found.results()
-    gaps = list(results["tail"]["gaps"])
-    assert results["tail"]["median"][gaps.index(100)] == pytest.approx(1.03, abs=0.01)
-    assert results["tail"]["median"][gaps.index(500)] == pytest.approx(1.18, abs=0.03)
-    assert results["deciles"]["ends"]["median"] == pytest.approx(0.19, abs=0.01)
-    entry = next(r for r in results["ranks"] if (r["stride"], r["requested"]) == (128, 1.5))
-    assert entry["below_k"] == pytest.approx(0.037, abs=0.005)
-    assert entry["rms"] == pytest.approx(0.31, abs=0.02)
-    coarse = next(p for p in results["policies"] if p["name"] == "paper-128")
-    assert coarse["below_k"] == pytest.approx(0.019, abs=0.005)
 
 
 def test_the_pages_example_runs(tmp_path):

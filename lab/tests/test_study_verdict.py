@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.cli.app import app
 from ksieve_lab.report import figures
-from ksieve_lab.study import report
 
 K, ROWS, WIDTH = 512, 20, 40_000
 """Wide enough for the CPU's plan to sample, with the paper's policy."""
@@ -85,14 +84,6 @@ def studied(tmp_path_factory):
         return done.stdout, (out / "study.json").read_text(), (out / "report.html").read_text()
 
     return found
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Leave out figures and report, nine tenths of a study's time, where a test reads its text and numbers alone."""
-    monkeypatch.setattr(figures, "svg_of", lambda *_: "")
-    monkeypatch.setattr(figures, "save", lambda _, stem, **__: [stem])
-    monkeypatch.setattr(report, "report", lambda *_: "")
 
 
 @pytest.mark.parametrize(
@@ -190,38 +181,6 @@ def test_rows_on_chip_need_no_sampling(tmp_path):
     assert plan["traffic"] == 1
 
 
-def test_the_report_has_contents_the_policies_and_its_command(studied):
-    page = studied("normal")[2]
-    targets = re.findall(r'<a href="#([^"]+)"', page)
-    assert len(targets) >= 7
-    for target in targets:
-        assert f'id="{target}"' in page
-    assert re.search(r"<pre>[^<]+</pre>", page)
-    assert "<td>quads-16</td>" in page
-    assert page.index("Contents") < page.index("<svg")
-
-
-@pytest.mark.parametrize("width", [160, 80, 60, 40])
-def test_narrow_terminals_show_every_number(undrawn, monkeypatch, tmp_path, width):
-    from ksieve_lab.study import words
-
-    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
-    path = capture_of(tmp_path / "normal.safetensors", NORMAL)
-    other = capture_of(tmp_path / "a_capture_of_another_layer.safetensors", SCORES["plateau"])
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("NO_COLOR", "1")
-    arguments = ["study", str(path), str(other), "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", done.stdout)
-    results = json.loads((tmp_path / "out" / "study.json").read_text())["results"]
-    joined = " ".join(text.split())
-    for columns, rows in (words.verdict_table(results), words.comparison_table(results), words.policy_table(results)):
-        for cell in (*columns[1:], *(cell for row in rows for cell in row)):
-            assert " ".join(cell.split()) in joined, (cell, text)
-    assert "…" not in text
-
-
 @pytest.mark.parametrize("name", ["paper-64", "paper-128", "lines-64", "quads-16"])
 def test_expected_scans_are_the_means_of_the_model(tmp_path, name):
     """Rows that are alike, one of every phase: what is expected of a row is the mean of what the model counts."""
@@ -262,25 +221,3 @@ def test_calibrate_says_first_whether_its_prediction_came_true(tmp_path):
     assert "1e+02" not in done.stdout
     lines = next(entry for entry in results["ranking"] if entry["policy"] == "lines-64")
     assert lines["overflow"] == 0, "scores that tie are counted, not stored"
-
-
-@pytest.mark.extended
-def test_every_hostile_family_gets_a_verdict_in_numbers(tmp_path):
-    """Families made to hurt selections, at a k of few scores and one of many: no crash, and no number that is none."""
-    from ksieve_lab.captures.format import open_capture
-    from ksieve_lab.study import run, words
-    from ksieve_lab.workloads import write_synthetic
-    from ksieve_lab.workloads.adversarial import ADVERSARIAL
-
-    for name in (producer.name for producer in ADVERSARIAL):
-        for k, lengths in ((16, "ragged"), (2048, "full")):
-            path = tmp_path / f"{name}-{k}.safetensors"
-            write_synthetic(path, name, 3, 33_000, lengths=lengths, k=k, seed=11)
-            with open_capture(path) as capture:
-                results = run.study([capture])["results"]
-            print(name, k, words.verdict_sentence(results))
-            assert re.match(r"(yes|no|with [a-z0-9-]+ only): ", words.verdict_sentence(results))
-            tables = (words.verdict_table, words.comparison_table, words.policy_table)
-            cells = " | ".join(cell for table in tables for row in table(results)[1] for cell in row)
-            assert not re.search(r"\binf\b|\bnan\b", cells.replace(path.stem, ""), re.IGNORECASE), cells
-            assert results["captures"][0]["plan"]["traffic"] < 8

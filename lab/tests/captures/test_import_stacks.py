@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import random
 import zipfile
 from pathlib import Path
 
@@ -161,12 +160,12 @@ def test_safetensors_dtypes(tmp_path):
 # ---- files made to mislead
 
 
-def short_storage(path: Path, size: int | None) -> Path:
+def short_storage(path: Path, size: int | None, compression: int = zipfile.ZIP_STORED) -> Path:
     """A torch file whose storage of 40 floats has a record of `size` bytes."""
     library = pytest.importorskip("torch")
     library.save({"scores": library.ones(5, 8), "zeros": library.zeros(1000)}, path)
     whole = {name: zipfile.ZipFile(path).read(name) for name in zipfile.ZipFile(path).namelist()}
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         for name, data in whole.items():
             if name.endswith("data/0"):
                 if size is not None:
@@ -180,6 +179,12 @@ def short_storage(path: Path, size: int | None) -> Path:
 def test_a_torch_storage_that_is_short_is_refused(tmp_path, size):
     path = short_storage(tmp_path / "a.pt", size)
     with pytest.raises(FileFormatError, match=r"a\.pt: not a torch file of tensors \(storage '0' "):
+        import_scores(path, tmp_path / "out.safetensors", name="scores")
+    with pytest.raises(FileFormatError, match="is compressed"):
+        import_scores(short_storage(path, 160, zipfile.ZIP_DEFLATED), tmp_path / "out.safetensors", name="scores")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"data.pkl", b"data.pkx"))
+    with pytest.raises(FileFormatError, match=r"a\.pt: not a torch file of tensors"):
         import_scores(path, tmp_path / "out.safetensors", name="scores")
     import_scores(short_storage(path, 160), tmp_path / "out.safetensors", name="scores")
     assert (read(tmp_path / "out.safetensors")[0] == 1).all()
@@ -251,32 +256,3 @@ def test_archives_under_other_names(tmp_path):
     (tmp_path / "a.npz").rename(tmp_path / "a.npy")
     with pytest.raises(FileFormatError, match=r"a\.npy: not a readable \.npy file \(it is a zip archive"):
         import_scores(tmp_path / "a.npy", tmp_path / "out.safetensors")
-
-
-@pytest.mark.extended
-@SAVERS
-def test_mutated_sources_are_refused_or_read(tmp_path, save):
-    seed = 14
-    print(f"seed {seed}")
-    pick = random.Random(seed)
-    path = save(tmp_path / "a", scores=STACK[0, 0], lengths=LENGTHS[0, 0])
-    data, out = path.read_bytes(), tmp_path / "out.safetensors"
-    refused = 0
-    for _ in range(400):
-        changed = bytearray(data)
-        if pick.random() < 0.2:
-            del changed[pick.randrange(len(data)) :]
-        for _ in range(pick.randint(1, 6)):
-            if changed:
-                changed[pick.randrange(min(len(changed), 600) if pick.random() < 0.5 else len(changed))] = (
-                    pick.randrange(256)
-                )
-        path.write_bytes(changed)
-        try:
-            import_scores(path, out)
-            with open_capture(out) as found:
-                found.rows_block(0, found.rows)
-        except KsieveError as error:
-            refused += 1
-            assert str(path) in str(error)
-    assert refused > 40

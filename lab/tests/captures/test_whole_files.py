@@ -4,10 +4,7 @@ import errno
 import gc
 import os
 import shutil
-import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -178,17 +175,6 @@ def test_a_folder_is_no_file(tmp_path, name):
     assert names(tmp_path) == [name] and not names(tmp_path / name)
 
 
-def test_a_link_planted_at_a_predictable_name_is_left_alone(tmp_path):
-    path, other = tmp_path / "s.safetensors", tmp_path / "other"
-    other.write_text("another's")
-    for suffix in ("part", "rows"):
-        (tmp_path / f".{path.name}.{os.getpid()}.{suffix}").symlink_to(other)
-    save_capture(path)
-    assert other.read_text() == "another's"
-    with open_capture(path) as found:
-        assert found.rows == 64
-
-
 def test_two_writers_of_one_path_publish_their_own(tmp_path):
     path = tmp_path / "s.safetensors"
     one = CaptureWriter(path, 1, 4, metadata={"who": "one"})
@@ -216,50 +202,3 @@ def test_a_capture_needs_a_file_that_can_be_sought(tmp_path):
     with pytest.raises(ArgumentError, match="a pipe or device"):
         save_capture(tmp_path / "pipe.safetensors")
     os.close(kept)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of 64 KiB; skipped where it cannot be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "ksieve-test", str(folder)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no tmpfs can be mounted here ({error})")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@writers
-def test_a_disk_without_room_leaves_the_old_file(small_disk, name):
-    path = small_disk / name
-    path.write_text("what was there")
-    (small_disk / "filling").write_bytes(b"x" * 57_344)
-    with pytest.raises(ArgumentError, match=r"^path: got .*; takes a disk with as much room: this one has") as caught:
-        for _ in range(2):
-            WRITERS[name](path)
-            assert path.stat().st_size < 8192
-            os.truncate(path, 0)
-            path.write_text("what was there")
-            (small_disk / "filling").write_bytes(b"x" * 61_440)
-    assert str(path) in str(caught.value)
-    assert path.read_text() == "what was there"
-    assert names(small_disk) == sorted(["filling", name])
-
-
-@pytest.mark.extended
-def test_sigterm_leaves_no_draft(tmp_path):
-    rows = ("--rows", "10000", "--width", "100000", "--k", "64")  # far more than is written until the signal
-    command = [sys.executable, "-m", "ksieve", "synth", "random_normal", str(tmp_path / "s.safetensors"), *rows]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not names(tmp_path):
-            assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) != 0
-    finally:
-        process.kill()
-        process.wait()
-    assert names(tmp_path) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import ml_dtypes
@@ -93,30 +92,6 @@ def test_blocks_cover_all_rows_in_order_within_the_bound(tmp_path, max_bytes):
     assert seen == [(b.begin + len(b.scores), 7) for b in blocks]
 
 
-def test_opening_and_reading_a_row_of_a_huge_file_reads_only_that(tmp_path):
-    rows, width = 200_000, 1 << 20  # 800 GB, nearly all of it a hole
-    writer = CaptureWriter(tmp_path / "huge.safetensors", 1, width)
-    writer.discard()
-    header = {
-        "lengths": {"dtype": "I32", "shape": [rows], "data_offsets": [0, 4 * rows]},
-        "scores": {"dtype": "F32", "shape": [rows, width], "data_offsets": [4 * rows, 4 * rows + 4 * rows * width]},
-    }
-    text = json.dumps(header).encode()
-    path = tmp_path / "huge.safetensors"
-    row = matrix(1, width)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.seek(8 + len(text) + 4 * rows + 4 * width * 150_000)
-        file.write(row.tobytes())
-        try:
-            file.truncate(8 + len(text) + 4 * rows + 4 * rows * width)
-        except OSError:
-            pytest.skip("the file system takes no file of 800 GB")
-    with open_capture(path) as capture:
-        assert same_bits(capture.rows_block(150_000, 150_001), row)
-        assert not capture.rows_block(149_999, 150_000).any()
-
-
 def test_other_libraries_read_what_we_write(tmp_path):
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
@@ -147,14 +122,6 @@ def test_blocks_may_have_any_pitch_and_be_ml_dtypes(tmp_path):
         writer.write(wide[:, 3:13])
         writer.write(scores[4:].view(ml_dtypes.bfloat16))
     with open_capture(tmp_path / "a.safetensors") as capture:
-        assert same_bits(capture.rows_block(0, 6), scores)
-
-
-def test_blocks_may_be_torch_tensors(tmp_path):
-    torch = pytest.importorskip("torch")
-    scores = matrix(6, 10, "bfloat16")
-    path = write(tmp_path / "a.safetensors", torch.from_numpy(scores.view(np.int16)).view(torch.bfloat16), "bfloat16")
-    with open_capture(path) as capture:
         assert same_bits(capture.rows_block(0, 6), scores)
 
 
@@ -209,11 +176,6 @@ def test_a_writer_checks_its_arguments_before_it_writes(tmp_path, options, messa
         CaptureWriter(tmp_path / "a.safetensors", **{"rows": 3, "width": 4} | options)
     assert str(error.value).startswith(message)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(ArgumentError, match=r"path: got .*nowhere.*; takes a path in a folder that exists"):
-        CaptureWriter(tmp_path / "nowhere" / "a.safetensors", 1, 1)
 
 
 def test_missing_rows_are_an_error_and_an_old_file_survives(tmp_path):
@@ -345,16 +307,11 @@ def test_a_closed_capture_says_so(tmp_path):
             read()
 
 
-def test_what_is_no_path_is_refused():
-    for bad in (None, 3, b"a.safetensors"):
-        with pytest.raises(ArgumentError, match=r"^path: got .*; takes the path of a capture"):
-            open_capture(bad)
-
-
 def test_a_bad_block_size_is_refused(tmp_path):
+    path = write(tmp_path / "a.safetensors", matrix(3, 2))
     with (
-        open_capture(write(tmp_path / "a.safetensors", matrix(3, 2))) as capture,
-        pytest.raises(ArgumentError, match="max_bytes: got 0; takes an int of at least 1"),
+        open_capture(path) as capture,
+        pytest.raises(ArgumentError, match="max_bytes: got 0; takes an int of at least"),
     ):
         list(capture.iter_blocks(0))
 

@@ -14,7 +14,6 @@ from ksieve_lab.captures import factors
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.writer import write_factors
 
-SHARED = ROOT.parent / "shared" / "data" / "indexer_minilm_a.safetensors"
 EXAMPLE = ROOT / "examples" / "indexer_capture.safetensors"
 
 
@@ -226,29 +225,6 @@ def test_files_of_factors_that_do_not_fit(tmp_path, change, message):
 
 
 # ---- real factors -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the full factor file is not beside the repository")
-def test_a_file_of_plain_factors_is_read_as_it_is():
-    tensors = safetensors.numpy.load_file(SHARED)
-    with open_capture(SHARED) as capture:
-        assert (capture.kind, capture.rows, capture.width, capture.k) == ("factors", 1024, 262_144, None)
-        assert capture.lengths.tolist() == list(range(261_121, 262_145))
-        for row in (0, 511, 1023):
-            scores = capture.rows_block(row, row + 1)[0]
-            dots = tensors["q"][row].astype(float) @ tensors["k"].T.astype(float)
-            expected = (tensors["w"][row].astype(float) @ np.maximum(dots, 0)) * tensors["k_scale"]
-            assert (np.abs(scores - expected) <= np.spacing(expected.astype(np.float32)) * 0.5001).all()
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the full factor file is not beside the repository")
-def test_the_example_is_a_cut_of_the_full_file():
-    with open_capture(SHARED) as full, open_capture(EXAMPLE) as example:
-        offset = full.width - example.width
-        for r in (0, 60, 127):
-            source = 8 * r + 7
-            assert example.rows_block(r, r + 1).tobytes() == full.rows_block(source, source + 1)[:, offset:].tobytes()
-            assert example.lengths[r] == full.lengths[source] - offset
 
 
 def test_the_example_is_small_complete_and_says_what_it_is():

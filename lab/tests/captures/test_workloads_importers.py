@@ -11,7 +11,7 @@ import pytest
 
 from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
 from ksieve_lab.captures.format import open_capture
-from ksieve_lab.captures.importers import import_scores, load_array
+from ksieve_lab.captures.importers import import_scores
 from ksieve_lab.captures.numbers import narrow
 from ksieve_lab.captures.writer import write_factors
 
@@ -263,26 +263,6 @@ def test_a_capture_of_factors_needs_no_import(tmp_path):
     write_factors(path, q=np.ones((8, 2, 4), "f4"), keys=np.ones((9, 4), "f4"), weights=np.ones((8, 2), "f4"))
     assert refused(path, tmp_path) == f"{path}: a capture already, of factors: it needs no import"
     assert "takes one of ['k', 'q', 'w']" in refused(path, tmp_path, ArgumentError, name="z")
-
-
-def test_an_error_in_the_progress_callback_is_the_callers(tmp_path):
-    np.save(tmp_path / "a.npy", SCORES)
-
-    def stop(done, total):
-        raise ValueError("mine")
-
-    assert refused(tmp_path / "a.npy", tmp_path, ValueError, progress=stop) == "mine"
-
-
-def test_load_array_of_any_rank(tmp_path):
-    np.save(tmp_path / "a.npy", SCORES.astype(np.int64))
-    assert (load_array(tmp_path / "a.npy", prefer="indices") == SCORES.astype(np.int64)).all()
-    np.savez(tmp_path / "a.npz", indices=SCORES, other=LENGTHS)
-    assert (load_array(tmp_path / "a.npz", prefer="indices") == SCORES).all()
-    assert (load_array(tmp_path / "a.npz", "other", prefer="indices") == LENGTHS).all()
-    np.save(tmp_path / "a.npy", np.float32(1))
-    with pytest.raises(FileFormatError, match="holds a single number; takes an array"):
-        load_array(tmp_path / "a.npy", prefer="indices")
 
 
 def test_narrow_rounds_bfloat16_as_ml_dtypes_does():
