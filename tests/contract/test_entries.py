@@ -239,10 +239,11 @@ def test_values_carry_the_gradient_of_the_scores_that_they_are():
 EAGER = {"block_size": 8, "force_first": 1, "force_last": 2, "expand": 4}
 
 
-@pytest.mark.parametrize("name", [*EAGER, "tail", "plan"])
+@pytest.mark.parametrize("name", [*EAGER, "tail", "positions", "plan"])
 def test_programs_of_jax_refuse_them(name):
     jax = pytest.importorskip("jax")
-    given = {"tail": np.zeros(3, np.int32)} if name == "tail" else {name: EAGER.get(name)}
+    arrays = {"tail": np.zeros(3, np.int32), "positions": np.zeros((3, 40), np.int32)}
+    given = {name: (EAGER | arrays).get(name)}
     if name == "plan":
         given = {"plan": ksieve.plan(rows=3, width=40, k=5, options=Options(block_size=8))}
     with pytest.raises(ArgumentError, match=f"^{name}: got .*while JAX traces"):

@@ -28,10 +28,6 @@ def subnormals(count: int) -> np.ndarray:
     return np.arange(1, count + 1, dtype=np.uint32).view(np.float32)
 
 
-def test_the_mode_is_on():
-    assert subnormals(3)[0] == 0
-
-
 @pytest.mark.parametrize("sign", [0, 1 << 31])
 def test_keys_tell_subnormals_apart(sign):
     bits = np.array([1, 2, 3, 0x7FFFFF], np.uint32) | np.uint32(sign)

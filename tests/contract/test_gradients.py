@@ -38,52 +38,6 @@ def vector(*numbers):
     return torch.tensor(numbers, dtype=torch.int32)
 
 
-def weighted(values):
-    """A sum to which every slot contributes by another weight, and unused slots nothing."""
-    weights = torch.arange(1, values.numel() + 1, dtype=values.dtype).view_as(values)
-    return torch.where(values.isfinite(), values * weights, 0).sum()
-
-
-PAGES = {"page_table": torch.arange(16, dtype=torch.int32).flip(0).view(2, 8).contiguous(), "page_size": 8}
-CALLS = {
-    "plain": {},
-    "sorted": {"sorted": True},
-    "short rows": {"lengths": vector(64, 3, 0, 8)},
-    "smallest": {"largest": False, "backend": "reference"},
-    "smallest, short rows": {"largest": False, "backend": "reference", "lengths": vector(64, 3, 0, 8)},
-    "windows": {"starts": vector(5, -3, 60, 64), "ends": vector(50, 4, 64, 64)},
-    "windows, from their start": {"starts": vector(5, -3, 60, 99), "index_base": "start"},
-    "a k for each row": {"k": vector(3, 0, 8, 99), "max_k": K},
-    "pages": {"next_n": 2, **PAGES},
-    "pages of windows": {"starts": vector(5, 7, 60, 64), "index_base": "start", "next_n": 2, **PAGES},
-    "mapped pages, which no row has": {"row_to_request": vector(0, 1, 7, -1), **PAGES},
-    "offsets, int64": {"offsets": vector(100, 200, -5, 0), "index_dtype": "int64"},
-    "live rows": {"num_rows": vector(2)},
-    "a policy": {"policy": "direct"},
-}
-
-
-@pytest.mark.parametrize("more", [{}, {"return_raw": True}, {"return_stats": True}], ids=["", "raw", "stats"])
-@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
-def test_the_gradient_lands_on_the_selected_positions(options, more):
-    options = {"k": K, "sorted": "index"} | options | more
-    x = scores()
-    found = ksieve.topk(x, return_values=True, **options)
-    plain = ksieve.topk(x.detach(), return_values=True, **options)
-    assert len(found) == len(plain) == 2 + len(more)
-    for a, b in zip(found, plain, strict=True):
-        if isinstance(a, torch.Tensor):
-            assert a.dtype == b.dtype and torch.equal(a.detach(), b)
-    weighted(found[1]).backward()
-    raw = ksieve.topk(x.detach(), return_values=True, **options | {"return_raw": True})[2].long()
-    if options.get("index_base") == "start":
-        raw = torch.where(raw >= 0, raw + options["starts"].clamp(0, 64).long()[:, None], -1)
-    wanted = torch.zeros(4, 64)
-    for row, slot in (raw >= 0).nonzero().tolist():
-        wanted[row, raw[row, slot]] = row * K + slot + 1
-    assert torch.equal(x.grad, wanted)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_ties_and_nan_have_the_gradient_where_they_were_selected(dtype):
     x = torch.tensor([[1, 1, 1, 2, 1], [float("nan"), 0, float("-inf"), float("nan"), -0.0]], dtype=dtype)
@@ -216,10 +170,6 @@ def test_a_warning_turned_into_an_error_comes_before_anything_is_written():
             with pytest.raises(UserWarning, match="no gradient"):
                 ksieve.topk(scores(), k=K, values_out=values)
     assert (values == -7).all()
-
-
-def test_it_is_said_in_the_documentation():
-    assert "gradient" in ksieve.topk.__doc__
 
 
 def test_it_names_the_line_that_calls():

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import html.parser
+import html
 import inspect
-import re
-import subprocess
-import sys
 from dataclasses import fields
-from importlib import resources
 
 import numpy as np
 import pytest
@@ -173,11 +169,6 @@ def test_every_output_apart_from_every_other_array():
     assert (held == 0).all()
 
 
-def test_unknown_keywords_are_pythons_own_error():
-    with pytest.raises(TypeError, match=r"^topk\(\) got an unexpected keyword argument 'smallest': .*largest=False"):
-        ksieve.topk(scores(), k=K, smallest=True)
-
-
 def test_none_and_false_are_the_same_as_leaving_out():
     x = scores()
     plainly = ksieve.topk(x, k=K)
@@ -188,11 +179,6 @@ def test_none_and_false_are_the_same_as_leaving_out():
         answer = ksieve.topk(x, k=K, **given)
         assert isinstance(answer, np.ndarray) and answer.dtype == np.int32
         np.testing.assert_array_equal(answer, plainly)
-
-
-def test_ends_alone_are_lengths():
-    ends = np.array([50, 3, 0, -1, 99, 20], np.int32)
-    np.testing.assert_array_equal(ksieve.topk(scores(), k=K, ends=ends), ksieve.topk(scores(), ends, K))
 
 
 def test_an_int64_out_decides():
@@ -262,48 +248,15 @@ def test_every_part_belongs_to_the_callers_library_in_its_dtype():
     assert ksieve.topk(bits, **asked)[1].dtype == np.uint16
 
 
-class Cells(html.parser.HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.tags, self.texts = [], []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
-def cells_of(thing):
-    reader = Cells()
-    reader.feed(thing._repr_html_())
-    return reader
-
-
 def test_plans_and_statistics_show_themselves_in_notebooks():
     device = ksieve.DeviceInfo("cpu", name="<script>alert(1)</script> & co", threads=2)
     plan = ksieve.plan(rows=3, width=900, k=4, device=device, options=Options(order="value"))
-    shown = cells_of(plan)
-    assert "script" not in shown.tags and any("<script>" in text for text in shown.texts)
-    assert "order='value'" in shown.texts and plan.reason in shown.texts
+    shown = plan._repr_html_()
+    assert "<script" not in shown and "&lt;script&gt;" in shown
+    assert html.escape("order='value'") in shown and html.escape(plan.reason) in shown
     lengths = np.array([1, 900, 900], np.int32)
     _, stats = ksieve.topk(np.random.default_rng(0).random((3, 900), np.float32), lengths, 4, return_stats=True)
-    shown = cells_of(stats)
-    assert {"3 rows", "short", "direct"} <= set(shown.texts) and len(stats._repr_html_()) < 2000
+    shown = stats._repr_html_()
+    assert all(f">{text}<" in shown for text in ("3 rows", "short", "direct")) and len(shown) < 2000
     _, none = ksieve.topk(np.zeros((0, 9), np.float32), k=4, return_stats=True)
-    assert "0 rows" in cells_of(none).texts
-
-
-def test_the_package_is_typed():
-    """It ships its marker, and a user's program is checked against the keyword arguments under mypy's strict rules."""
-    assert resources.files("ksieve").joinpath("py.typed").is_file()
-    pytest.importorskip("mypy")
-    good = ("ksieve.topk([], k=3, sorted='value', tie_break='low', next_n=2)", "ksieve.Options(order='index')")
-    bad = ("ksieve.topk([], k=3, sorted='best')", "ksieve.topk([], next_m=2)", "ksieve.Options(order='best')")
-    for lines, errors in ((good, 0), (bad, 3)):
-        program = "\n".join(["import ksieve", *lines])
-        command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "-c", program]
-        result = subprocess.run(command, capture_output=True, text=True, cwd="/")
-        # No overload takes an unknown name, which is a second error in its line.
-        lines = set(re.findall(r"^<string>:(\d+): error:", result.stdout, flags=re.MULTILINE))
-        assert len(lines) == errors, result.stdout
+    assert ">0 rows<" in none._repr_html_()

@@ -9,15 +9,11 @@ import pytest
 
 hypothesis = pytest.importorskip("hypothesis")
 
-from hypothesis import strategies as st  # noqa: E402
 
 import ksieve  # noqa: E402
-from cases import DTYPES, FAMILIES, POLICIES, scores_of  # noqa: E402
-from harness import HOST_BACKENDS  # noqa: E402
 from ksieve import ArgumentError, Options  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 from ksieve.planning.families import BY_POSITION  # noqa: E402
-from ksieve_lab import oracle  # noqa: E402
 
 K = 5
 
@@ -30,73 +26,6 @@ def places(rows=3, width=40, seed=0):
     rng = np.random.default_rng(seed)
     found = np.stack([rng.permutation(3 * width)[:width] for _ in range(rows)]).astype(np.int32)
     return np.where(rng.random((rows, width)) < 0.25, np.int32(-1), found)
-
-
-@st.composite
-def calls(draw):
-    next_n = draw(st.sampled_from([1, 1, 2]))
-    rows, width = next_n * draw(st.integers(1, 3)), draw(st.sampled_from([0, 1, 2, 17, 63, 64, 65, 300]))
-    k = draw(st.integers(1, 40))
-    dtype = draw(st.sampled_from(DTYPES))
-    x = scores_of(draw(st.sampled_from(sorted(FAMILIES))), rows, width, min(k, max(width, 1)), dtype)
-    positions = places(rows, max(width, 1), draw(st.integers(0, 99)))[:, :width]
-    if draw(st.booleans()):
-        positions = np.sort(positions, axis=1)  # shards in the order of the ranks
-    positions = np.where(positions < 0, draw(st.sampled_from([-1, -7, -(2**31)])), positions).astype(np.int32)
-    if draw(st.booleans()):
-        held = np.full((rows, width + 3), 5, np.int32)
-        held[:, :width] = positions
-        positions = held[:, :width]
-    call = {"positions": positions, "next_n": next_n, "return_raw": True, "return_values": True}
-
-    def vector(size, low, high):
-        return np.array(draw(st.lists(st.integers(low, high), min_size=size, max_size=size)), np.int32)
-
-    bounds = draw(st.sampled_from([None, "lengths", "ends"]))
-    if bounds:
-        call[bounds] = vector(rows // next_n, -1, width + 2)
-    if draw(st.booleans()):
-        call["starts"] = vector(rows, -1, width + 1)
-    if draw(st.booleans()):
-        call["ks"] = vector(rows, -1, k + 1)
-    if draw(st.booleans()):
-        call["offsets"] = vector(rows, -5, 5)
-    elif draw(st.booleans()):
-        call |= {"page_table": vector(2 * 9, 0, 99).reshape(2, 9), "page_size": draw(st.sampled_from([1, 64]))}
-    call["sorted"], call["tie_break"] = (
-        draw(st.sampled_from([False, "value", "index"])),
-        draw(st.sampled_from([None, "low", "high"])),
-    )
-    call |= {"largest": draw(st.booleans()), "nan": draw(st.sampled_from([None, "last", "highest"]))}
-    call["index_dtype"] = draw(st.sampled_from(["int32", "int64"]))
-    if draw(st.booleans()):
-        call["live"] = draw(st.integers(0, rows))
-    return x, k, call, draw(st.sampled_from(POLICIES))
-
-
-@hypothesis.given(calls())
-@hypothesis.settings(max_examples=250)
-def test_any_call_with_positions(case):
-    x, k, call, policy = case
-    arguments = {name: value for name, value in call.items() if name not in ("ks", "live", "lengths")}
-    slots = k if call.get("ks") is None else call["ks"]
-    more = {"max_k": k} if call.get("ks") is not None else {}
-    statistics = []
-    for backend in HOST_BACKENDS:
-        counts = np.full(x.shape[0], 99, np.int32)
-        indices, values, raw, stats = ksieve.topk(
-            x, call.get("lengths"), slots, **arguments, **more, backend=backend, num_rows=call.get("live"),
-            counts_out=counts, policy=policy or "direct", return_stats=True,
-        )  # fmt: skip
-        oracle.assert_served(x, k, call, {"indices": indices, "values": values, "raw": raw, "counts": counts})
-        statistics.append(stats.raw)
-        judged = {
-            n: call.get(n) for n in ("positions", "starts", "ends", "next_n", "largest", "nan", "sorted", "tie_break")
-        }
-        ks = {"k": slots} if more else {}
-        verdict = ksieve.verify(x, call.get("lengths"), raw, num_rows=call.get("live"), **judged, **ks)
-        assert verdict, verdict
-    np.testing.assert_array_equal(*statistics)
 
 
 def test_verify_refutes_by_positions():
@@ -207,12 +136,6 @@ def test_plans_for_a_gpu_do_not_sample_rows_with_positions():
         with pytest.raises(ArgumentError) as error:
             ksieve.plan(rows=9, width=4096, **asked, **more)
         assert str(error.value).startswith(message)
-
-
-def test_jax_programs_refuse_them():
-    jax = pytest.importorskip("jax")
-    with pytest.raises(ArgumentError, match=r"^positions: .*; takes nothing while JAX traces"):
-        jax.jit(lambda s: ksieve.topk(s, k=K, positions=places()))(scores())
 
 
 def test_a_recording_leaves_them_out(tmp_path):

@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+from importlib import resources
 
 import pytest
 
@@ -93,6 +94,10 @@ def test_every_public_thing_is_documented():
         text = inspect.getdoc(function)
         for parameter in inspect.signature(function).parameters:
             assert parameter in text, f"{function.__name__}: {parameter}"
+
+
+def test_the_package_says_that_it_is_typed():
+    assert resources.files("ksieve").joinpath("py.typed").is_file()
 
 
 def test_errors_form_one_tree():
