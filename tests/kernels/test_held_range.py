@@ -122,20 +122,6 @@ def test_samples_of_any_distribution_hold_the_kth_between_them(warps, seen):
         assert to.lengthened or sum(chance[to.last + 1 :]) ** warps < 1e-5
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("threads", [256, 512, 1024])
-@pytest.mark.parametrize("drawn", ["standard_normal", "uniform", "standard_exponential"])
-@pytest.mark.parametrize("ratio", [1.05, 1.5, 1.95, 2.1, 3.2, 3.9, 6.5, 8, 12, 16, 24, 40, 100])
-def test_the_kth_of_independent_scores_is_in_the_range(ratio, drawn, threads):
-    """Samples of 500 rows, beside the quantile that the k-th is: none misses it."""
-    draw = getattr(np.random.default_rng(int(10 * ratio) + threads), drawn)
-    samples = draw(size=(500, threads // 32, 32)).astype(np.float32)
-    to = reach(32 * 32, 32 * 32 / ratio, threads // 32, 32 * 32)
-    most, least = range_of(samples, np.full(samples.shape, True), to)
-    kth = order_key(np.float32(np.quantile(draw(size=1_000_000), 1 - 1 / ratio)))
-    assert (most <= kth).all() and (kth <= least).all()
-
-
 @pytest.mark.parametrize(
     "shape", [*(Shape(256, stages, 256) for stages in (4, 8, 16)), Shape(512, 10, 256), SHARED, ALONE], ids=str
 )
@@ -147,20 +133,6 @@ def test_rows_in_order_and_with_periods_too(name, shape):
     scores = PRODUCERS[name](rows, width, k=k)
     most = rows // 12 if (name, shape) == ("stride_peak", SHARED) else 0
     assert shape.outside(np.asarray(scores, np.float32), lengths, k) <= most
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    "shape", [Shape(256, 8, 256), SHARED, Shape(512, 16, 256), Shape(512, 16, 512), ALONE], ids=str
-)
-@pytest.mark.parametrize("alike", [4, 16, 64])
-def test_rows_whose_neighbours_are_alike_rarely_miss_it(alike, shape):
-    """Four samples are from 16 neighbours, each in another warp: then there are a quarter as many."""
-    rows, width = 100, 4 * shape.threads * shape.stages
-    lengths = np.linspace(0.8 * width, width, rows).astype(np.int64)
-    rng = np.random.default_rng(alike)
-    scores = np.repeat(rng.standard_normal((rows, width // alike)), alike, 1) + rng.normal(0, 1e-3, (rows, width))
-    assert shape.outside(scores.astype(np.float32), lengths, 2048) <= rows // 10
 
 
 @pytest.mark.parametrize("k", [16, 128, 512])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -14,7 +11,6 @@ import pytest
 from conftest import ROOT
 
 import ksieve
-from cuda_fakes import FakeDriver, read_config
 from emulator import build
 from ksieve.backends.cuda.jit.compile import Sources, compile_kernel
 from ksieve.backends.cuda.jit.spec import ARCHITECTURES
@@ -137,18 +133,6 @@ def test_a_column_that_is_just_full_is_not_recovered(emulator):
         assert (reads[0] > 2 * width) == recovered
 
 
-@every_rung
-def test_rows_that_chance_makes(emulator, rung):
-    rng = np.random.default_rng(2026)
-    for _ in range(12):
-        rows, width = int(rng.integers(1, 4)), int(rng.integers(1, 3000))
-        scores = rng.standard_normal((rows, width)).astype(np.float32)
-        if rng.random() < 0.5:
-            scores = np.round(scores * rng.integers(1, 20)) / 4
-        scores[rng.random(scores.shape) < rng.choice([0, 0.3])] = rng.choice([NAN, INF, -INF, -0.0])
-        check(emulator, rung, scores, rng.integers(-2, width + 3, rows), int(rng.integers(1, width + 3)))
-
-
 def test_reads_are_what_each_rung_says(emulator):
     random = full(np.random.default_rng(7).standard_normal((4, 4096)))
     aimed = hard_rows(4096)
@@ -226,53 +210,6 @@ def test_what_is_missing_is_said(capsys, monkeypatch, arguments):
     assert said.out == ""
     assert ("NVIDIA driver" if arguments else "no C compiler cc: install GCC") in said.err
     assert "Traceback" not in said.err
-
-
-def test_it_runs_as_a_script_from_anywhere(tmp_path):
-    command = [sys.executable, str(ROOT / "examples" / "ladder" / "run.py")]
-    environment = dict(os.environ, PYTHONPATH=str(ROOT / "src"))
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count(" exact") == len(RUNGS)
-
-
-class EmulatedGpu(FakeDriver):
-    """A driver whose kernels are the emulator's: what `--cuda` does up to the launch."""
-
-    def __init__(self, emulator):
-        super().__init__()
-        self.emulator = emulator
-        self.names = []
-
-    def load(self, code, entry, shared_bytes, *, clusters=False):
-        assert code.startswith(b"\x7fELF")
-        assert entry.encode() in code
-        self.names.append(entry.removeprefix("ksieve_"))
-        self.limit = shared_bytes
-        return len(self.names)
-
-    def write(self, pointer, data):
-        ctypes.memmove(pointer, bytes(data.cast("B")), data.nbytes)
-
-    def launch(self, config, function, arguments, extra):
-        grid, block, cluster, shared, stream, *_ = read_config(config.value)
-        assert (cluster, stream, block) == (None, 0, ladder.THREADS)
-        assert shared <= self.limit
-        params = ctypes.c_uint64.from_address(arguments.value).value
-        library = self.emulator._library(RUNGS[self.names[function.value - 1]])
-        build.run(library, build.Launch(grid, block, 1, 1, shared, 0, params))
-        return 0
-
-
-def test_the_same_kernels_go_through_the_packages_driver(emulator, monkeypatch, capsys):
-    pytest.importorskip("cuda.core")
-    driver = EmulatedGpu(emulator)
-    monkeypatch.setattr(cuda_driver, "get", lambda: driver)
-    given = list(ladder.inputs())[:2]
-    monkeypatch.setattr(ladder, "inputs", lambda k: given)
-    assert ladder.main(["--cuda"]) == 0
-    assert capsys.readouterr().out.count(" exact") == len(RUNGS)
-    assert len(driver.freed) == 4 * len(given) * len(RUNGS)
 
 
 @every_rung

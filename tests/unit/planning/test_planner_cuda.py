@@ -101,66 +101,41 @@ def test_what_has_one_launch_however_many_rows(asked):
     ("rows", "width", "k", "family", "policy"),
     [
         (64, 2048, 512, "register_block", None),
-        (4096, 2048, 512, "register_block", None),
         (4096, 8192, 512, "resident_block", None),
-        (4096, 32_768, 2048, "resident_block", None),
         (1, SHORTEST_CLUSTERED, 2048, "register_block", None),
         (1, SHORTEST_CLUSTERED + 1, 2048, "resident_cluster", None),
         (32, 16_384, 2048, "resident_cluster", None),
         (33, 16_384, 2048, "register_block", None),
         (48, 32_768, 2048, "resident_cluster", None),
         (49, 32_768, 2048, "resident_block", None),
-        (48, HELD, 2048, "resident_cluster", None),
-        (49, HELD, 2048, "resident_block", None),
-        (66, 32_768, 2048, "resident_block", None),
         (511, HELD, 512, "resident_block", None),
         (512, HELD, 512, "stream", "lines-64"),
-        (512, HELD, 2048, "resident_block", None),
         (4096, 65_536, RESIDENT_RANK + 1, "resident_block", None),
         (4096, 65_537, 2048, "stream", "lines-16"),
-        (4096, 65_537, 2049, "stream", "quads-16"),
         (4096, 65_536, 1024, "stream", "lines-64"),
-        (4096, 65_535, RESIDENT_RANK, "stream", "lines-16"),
-        (512, 45_057, RESIDENT_RANK, "stream", "lines-16"),
-        (4096, 45_056, 512, "resident_block", None),
         (64, HELD + 1, 2048, "resident_cluster", None),
-        (64, 131_072, 512, "resident_cluster", None),
         (65, 131_072, 2048, "stream", "lines-64"),
         (30, 131_073, 2048, "resident_cluster", None),
         (31, 131_073, 2048, "resident_grid", None),
-        (33, 131_073, 2048, "resident_grid", None),
         (34, 131_073, 2048, "stream", "lines-64"),
         (15, 262_145, 2048, "resident_cluster", None),
         (16, 262_145, 2048, "resident_grid", None),
         (16, 262_144, 30_000, "stream_split", "quads-16"),
         (17, 262_145, 2048, "stream_split", "lines-64"),
-        (33, 262_145, 2048, "stream_split", "lines-64"),
         (34, 262_145, 2048, "stream", "lines-64"),
         (66, SPLIT_IN_TWO - 1, 2048, "stream", "lines-128"),
         (66, SPLIT_IN_TWO, 2048, "stream_split", "lines-128"),
-        (2, 1_048_576, 2048, "resident_grid", None),
         (3, 1_048_576, 2048, "resident_cluster", None),
         (8, 1_048_576, 2048, "resident_grid", None),
         (9, 1_048_576, 2048, "stream_split", "lines-128"),
         (1, 1_048_577, 2048, "stream_split", "lines-128"),
         (4096, 4096, 2048, "resident_block", None),
-        (256, 4096, 2048, "register_block", None),
-        (4096, 131_072, 2048, "stream", "lines-64"),
-        (16, 1_048_576, 2048, "stream_split", "lines-128"),
-        (17, SPARSE_LINES - 1, 2048, "stream_split", "lines-64"),
         (17, SPARSE_LINES, 2048, "stream_split", "lines-128"),
-        (132, SPARSE_LINES - 1, 2048, "stream", "lines-64"),
         (132, SPARSE_LINES, 512, "stream", "lines-128"),
         (133, SPARSE_LINES, 2048, "stream", "lines-64"),
         (1, 24_576, 12_289, "resident_block", None),
         (1, 33_000, 16_500, "resident_cluster", None),
-        (1, 33_000, 20_000, "resident_block", None),
         (1, 66_000, 60_000, "stream_unsampled", None),
-        (4096, 24_576, 8192, "resident_block", None),
-        (4096, 33_000, 10_000, "resident_block", None),
-        (4096, 65_536, 10_000, "stream", "quads-16"),
-        (400, 33_000, 10_000, "resident_block", None),
-        (400, 65_536, 10_000, "stream", "quads-16"),
         (400, 65_536, 40_000, "stream_unsampled", None),
     ],
 )
@@ -197,20 +172,6 @@ def test_tie_breaks_and_values_are_streamed(rows, width, k, options, family):
     assert ksieve.plan(rows=rows, width=width, k=k, device=H200, options=options).family == family
 
 
-@pytest.mark.parametrize("name", CUDA)
-@pytest.mark.parametrize("family", ["stream", "stream_unsampled", "stream_split", "resident_block", "resident_cluster"])
-def test_shared_memory_fits_every_device(name, family):
-    device = DEVICES[name]
-    if family == "resident_cluster" and device.capability < (9, 0):
-        with pytest.raises(ArgumentError, match=r"compute capability 9\.0"):
-            ksieve.plan(rows=4, width=24_576, k=512, device=device, family=family)
-        return
-    for k in (16, 2048):
-        plan = ksieve.plan(rows=4, width=24_576, k=k, device=device, family=family)
-        assert plan.capacity >= k and memory.shared_bytes(plan) <= device.shared_per_block
-        assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= device.shared_per_sm
-
-
 @pytest.mark.parametrize(
     ("family", "rows", "width", "dtype", "shape"),
     [
@@ -218,56 +179,30 @@ def test_shared_memory_fits_every_device(name, family):
         ("register_block", 264, 8192, "float32", (512, 2, 8192)),
         ("resident_block", 265, 8192, "float32", (256, 4, 8192)),
         ("register_block", 132, 8193, "float32", (512, 1, 12_288)),
-        ("resident_block", 133, 8193, "float32", (512, 2, 12_288)),
-        ("register_block", 132, 12_289, "float32", (512, 1, 16_384)),
-        ("resident_block", 133, 12_289, "float32", (512, 2, 16_384)),
         ("resident_block", 1057, 8193, "float32", (256, 3, 12_288)),
-        ("resident_block", 1057, 12_289, "float32", (256, 3, 16_384)),
         ("resident_block", 1056, 16_385, "float32", (512, 2, 20_480)),
         ("resident_block", 1057, 16_385, "float32", (256, 3, 17_408)),
-        ("resident_block", 1057, 17_409, "float32", (256, 3, 18_432)),
         ("resident_block", 1, 20_481, "float32", (512, 2, 24_576)),
         ("resident_block", 132, 24_577, "float32", (512, 1, 32_768)),
         ("resident_block", 133, 24_577, "float32", (512, 2, 26_624)),
-        ("resident_block", 133, 26_625, "float32", (512, 2, 28_672)),
-        ("resident_block", 133, 28_673, "float32", (512, 2, 32_768)),
         ("resident_block", 1, 32_769, "float32", (512, 1, 40_960)),
-        ("resident_block", 132, 40_961, "float32", (512, 1, 49_152)),
         ("resident_block", 133, 32_769, "float32", (512, 2, 34_816)),
-        ("resident_block", 133, 34_817, "float32", (512, 2, 36_864)),
-        ("resident_block", 133, 36_865, "float32", (512, 2, 40_960)),
-        ("resident_block", 4096, 40_961, "float32", (512, 2, 45_056)),
-        ("resident_block", 511, 45_057, "float32", (512, 1, 49_152)),
-        ("resident_block", 512, 45_057, "float32", (512, 1, 16_384)),
         ("resident_block", 1, 49_153, "float32", (512, 1, 57_344)),
-        ("resident_block", 1, 57_345, "float32", (512, 1, 65_536)),
         ("resident_block", 1, 65_537, "float32", (512, 1, 16_384)),
         ("resident_block", MANY_SHORT, 8192, "float16", (256, 4, 8192)),
-        ("resident_block", 4096, 32_768, "bfloat16", (512, 2, 32_768)),
-        ("resident_block", 4096, 40_961, "bfloat16", (512, 1, 16_384)),
         ("register_block", 132, 12_289, "bfloat16", (512, 1, 16_384)),
         ("resident_grid", 2, 1_048_576, "bfloat16", (512, 1, 1_048_576)),
         ("resident_cluster", 1, 24_576, "float32", (256, 2, 32_768)),
-        ("resident_cluster", 9, 24_576, "float32", (256, 2, 32_768)),
-        ("resident_cluster", 1000, 24_576, "float32", (256, 2, 32_768)),
         ("resident_cluster", 1, 16_384, "float32", (256, 2, 16_384)),
-        ("resident_cluster", 8, 65_536, "float32", (256, 2, 65_536)),
         ("resident_cluster", 13, 65_536, "float32", (512, 2, 65_536)),
         ("resident_cluster", 1, 65_537, "float32", (256, 2, 131_072)),
-        ("resident_cluster", 5, 65_537, "float32", (512, 2, 131_072)),
         ("resident_cluster", 25, 65_536, "float32", (256, 3, 65_536)),
-        ("resident_cluster", 13, 65_537, "float32", (256, 3, 131_072)),
-        ("resident_cluster", 29, 65_537, "float32", (512, 1, 131_072)),
         ("resident_cluster", 1, 131_073, "float32", (512, 2, 262_144)),
-        ("resident_cluster", 5, 131_073, "float32", (256, 3, 262_144)),
-        ("resident_cluster", 11, 131_073, "float32", (512, 1, 262_144)),
         ("resident_cluster", 1, 262_145, "float32", (512, 1, 524_288)),
-        ("resident_cluster", 1, 524_289, "float32", (512, 1, 1_048_576)),
         ("resident_cluster", 1, 1_048_577, "float32", (512, 1, 0)),
         ("resident_cluster", 1, 65_537, "float16", (256, 2, 131_072)),
         ("stream", MANY_SHORT - 1, 32_768, "float32", (512, 2, 0)),
         ("stream", MANY_SHORT, 65_536, "float32", (256, 4, 0)),
-        ("stream", MANY_SHORT, 65_537, "float32", (512, 2, 0)),
         ("stream", MANY_SHORT, 32_768, "bfloat16", (256, 4, 0)),
     ],
 )
@@ -300,11 +235,6 @@ def test_registers_take_no_more_slots_than_they_have_room_for():
     assert ksieve.plan(**asked, k=most).family == "register_block"
     assert ksieve.plan(**asked, k=most + 1).family == "resident_block"
     assert ksieve.plan(**asked | {"dtype": "float32"}, k=most + 1).family == "register_block"
-
-
-def test_a_plan_of_warps_says_that_a_warp_has_a_row():
-    plan = ksieve.plan(rows=65_536, width=256, k=8, device=H200)
-    assert "1056 blocks x 256 threads, a warp per row" in str(plan)
 
 
 def test_options_of_16_bit_rows_keep_their_ctas():
@@ -672,23 +602,6 @@ def test_plans_of_every_known_device_fit_it(name, options):
 
 
 MEASURED = ("h100", "h200")
-
-
-@pytest.mark.parametrize("name", RESIDENT_DEVICES)
-def test_no_row_limit_is_that_of_another_device(name):
-    """Few rows of 12,288 scores stay in registers: as many as there are multiprocessors, and no more."""
-    device = DEVICES[name]
-    for rows, family in ((device.sm_count, "register_block"), (device.sm_count + 1, "resident_block")):
-        assert ksieve.plan(rows=rows, width=12_288, k=512, device=device).family == family
-
-
-def test_a_gpu_with_little_shared_memory_has_fewer_ctas_of_a_shape():
-    asked = {"rows": 4096, "width": 8192, "k": 512}
-    plans = [ksieve.plan(**asked, device=DEVICES[name]) for name in ("h200", "rtx5090")]
-    assert [(plan.family, plan.threads, plan.ctas_per_sm) for plan in plans] == [
-        ("resident_block", 256, 4),
-        ("resident_block", 256, 2),
-    ]
 
 
 def test_a_new_shape_fits_no_launch_shape_again():
