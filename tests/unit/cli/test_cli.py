@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -151,15 +150,6 @@ def test_blocks_smaller_than_the_capture_give_the_same_sets(capture: Path, matri
     np.testing.assert_array_equal(result.stats.raw, np.concatenate(expected))
 
 
-def test_blocks_hold_whole_sampling_periods() -> None:
-    class Source:
-        width = 1000
-
-    assert stream.block_rows(Source(), 4000 * 127) == 127
-    assert stream.block_rows(Source(), 4000 * 300) == 256
-    assert stream.block_rows(Source(), 1) == 1
-
-
 def test_an_empty_capture_selects_nothing(run: Run, tmp_path: Path) -> None:
     with CaptureWriter(tmp_path / "empty.safetensors", 0, 5):
         pass
@@ -182,17 +172,6 @@ def test_a_failed_selection_keeps_the_older_file(
     assert (ran.code, ran.err.strip()) == (2, "error: cut short")
     np.testing.assert_array_equal(np.load(out), np.arange(3))
     assert [p.name for p in tmp_path.iterdir()] == ["i.npy"]
-
-
-def test_an_interrupted_selection_exits_as_shells_expect(
-    run: Run, capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(stream, "select", interrupt)
-    assert run("select", capture, "--out", tmp_path / "i.npy").code == 130
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---- verify ----------------------------------------------------------------------------------------------
@@ -296,40 +275,6 @@ def test_synth_lists_producers_and_lengths(run: Run) -> None:
     assert "causal" in ran.out
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_scores_are_selected_and_verified(run: Run, tmp_path: Path, dtype: str) -> None:
-    made, out = tmp_path / "s.safetensors", tmp_path / "i.npy"
-    shape = ("--rows", 3, "--width", 40_000, "--dtype", dtype, "--k", 99)
-    assert run("synth", "random_normal", made, *shape).code == 0
-    assert run("select", made, "--out", out).code == 0
-    assert run("verify", made, out).code == 0
-    indices = np.load(out)
-    indices[2, 0] = indices[2, 1]
-    np.save(out, indices)
-    assert run("verify", made, out).code == 1
-
-
-def test_import_round_trip(run: Run, matrix: np.ndarray, tmp_path: Path) -> None:
-    np.savez(tmp_path / "run.npz", logits=matrix[:3], other=np.zeros(2))
-    np.save(tmp_path / "lengths.npy", LENGTHS[:3].astype(np.int64))
-    ran = run(
-        "import", tmp_path / "run.npz", tmp_path / "c.safetensors", "--name", "logits", "--k", 7,
-        "--lengths", tmp_path / "lengths.npy",
-    )  # fmt: skip
-    assert (ran.code, ran.err) == (0, "")
-    with open_capture(tmp_path / "c.safetensors") as source:
-        np.testing.assert_array_equal(source.rows_block(0, 3), matrix[:3])
-        np.testing.assert_array_equal(source.lengths, LENGTHS[:3])
-        assert source.k == 7
-
-
-def test_info_describes(run: Run, capture: Path) -> None:
-    ran = run("info", capture)
-    assert ran.code == 0
-    assert "8 rows x 50,000 float32" in ran.out
-    assert [line.split()[0] for line in ran.out.splitlines()[:3]] == ["file", "kind", "scores"]
-
-
 # ---- plan ------------------------------------------------------------------------------------------------
 
 
@@ -418,20 +363,6 @@ def test_bench_cpu_prints_a_table_and_writes_its_json(run: Run, tmp_path: Path) 
     for case in payload["results"]["compared"]:
         assert f"{case['rows']} x {case['width']:,}" in ran.out
         assert f"{case['median_seconds']['ksieve'] * 1e3:.2f} ms" in ran.out
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--shape", "64", "--shape: got '64'; takes rows x width, such as 64x131072"),
-        ("--source", "nothing", "--source: got 'nothing'; takes"),
-        ("--out", "x.txt", "--out: got x.txt; takes a file name ending in .json"),
-    ],
-)
-def test_bench_cpu_refuses(run: Run, option: str, value: str, message: str) -> None:
-    ran = run("bench", "cpu", option, value)
-    assert ran.code == 2
-    assert ran.err.startswith(f"error: {message}")
 
 
 # ---- names in messages -----------------------------------------------------------------------------------
@@ -562,43 +493,6 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(
     assert "Traceback" not in run("info", tmp_path / "absent").err
     monkeypatch.setenv("KSIEVE_DEBUG", "1")
     assert "Traceback" in run("info", tmp_path / "absent").err
-
-
-def test_output_to_a_pipe_is_plain_and_complete(capture: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "ksieve", "select", capture, "--stats"], capture_output=True, text=True, check=True
-    )
-    assert "\x1b" not in ran.stdout + ran.stderr
-    assert ran.stderr == ""
-
-
-def test_a_reader_that_leaves_is_no_error(capture: Path) -> None:
-    """`ksieve info x | head -1`: the reader of our output has gone: no message is due."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        ran = subprocess.run(
-            [sys.executable, "-m", "ksieve", "info", capture],
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    finally:
-        os.close(writing)
-    assert ran.stderr == ""
-
-
-def test_no_help_page_is_cut(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = [str(command.name) for command in cli.app.registered_commands]
-    benches = [("bench", str(command.name)) for command in cli.bench_app.registered_commands]
-    for columns in ("80", "60"):
-        monkeypatch.setenv("COLUMNS", columns)
-        for words in ((), ("bench",), *((name,) for name in commands), *benches):
-            page = run(*words, "--help").out
-            assert "Usage: ksieve" in page
-            cut = [line for line in page.splitlines() if "…" in line and "--install-comp" not in line]  # typer's own
-            assert not cut and "[[" not in page, (columns, words, cut)
 
 
 def test_version_and_help(run: Run) -> None:

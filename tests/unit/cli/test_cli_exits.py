@@ -142,20 +142,6 @@ def test_any_name_can_be_printed_under_any_locale(folder: Path, tmp_path: Path) 
     assert code == 0, err
 
 
-@pytest.mark.extended
-def test_arguments_that_are_no_numbers(folder: Path) -> None:
-    shape = ("plan", "--rows", "4", "--width", "9", "--k", "4")
-    for words in ((*shape, "--device", "cuda:²"), (*shape, "--rows", "²"), (*shape, "--device", "cuda:" + "9" * 5000),
-                  ("plan",), ("nothing",), ("plan", "--nothing"), ("bench", "cpu", "--shape", "²x²"),
-                  ("bench", "gpu", "--shapes", "²x3"), ("bench", "trace", "--prompts", "²"),
-                  ("bench", "chain", "--requests", "²"), ("--nothing",),
-                  ("plan", "\x1b[31m"), ("info", "\x1b[31m[/]")):  # fmt: skip
-        code, out, err = ran(folder, *words)
-        assert (code, out) == (2, ""), (words, err)
-        assert is_one_message(err), err
-        assert "\x1b" not in err
-
-
 def test_a_choice_that_is_none_is_reported_in_plain_words(folder: Path) -> None:
     code, _, err = ran(folder, "select", "s.safetensors", "--backend", "gpu")
     assert code == 2 and "'--backend': 'gpu' is not one of 'auto', 'cpu', 'reference', 'cuda'" in err

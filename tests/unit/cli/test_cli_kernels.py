@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 from conftest import cuda_devices
@@ -194,31 +191,3 @@ def test_build_with_the_kernels_of_tiles(run, tmp_path, monkeypatch):
     for options, width in itertools.product(keep.selections(), (512, 1024, keep.capacity_of(512))):
         asked = Problem(16, width, width, 512, "float32", Device("cuda", 0), options)
         assert not bundle.missing([kernel_spec(choose(asked, DEVICES["h200"], kept=False))])
-
-
-EIGHT = """
-import os, sys
-from ksieve.backends.cuda import ranks
-from ksieve.backends.cuda.jit import cache
-specs = [ranks.rank_kernel("distributed/between", "sm_90a", slots=128, dtype=d) for d in ("float32", "float16")]
-start, go = os.pipe()
-children = []
-for number in range(8):
-    child = os.fork()
-    if child == 0:
-        os.close(go)
-        os.read(start, 1)  # until the parent closes its end: all begin at once
-        made = [cache.obtain(spec, required=True) for spec in specs[:: 1 if number % 2 else -1]]
-        assert all(cubin.code.startswith(b"\\x7fELF") for cubin, _ in made)
-        os._exit(sum(new for _, new in made))
-    children.append(child)
-os.close(go)
-print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that begin at once")
-def test_eight_processes_on_an_empty_cache_compile_each_kernel_once(run):
-    done = subprocess.run([sys.executable, "-c", EIGHT], capture_output=True, text=True, timeout=120)
-    assert sum(map(int, done.stdout.split())) == 2 and len(done.stdout.split()) == 8, done.stdout + done.stderr
-    assert len(list(Store("cuda").entries())) == 2

@@ -67,6 +67,8 @@ WRONG = {
     "bench gpu --figures f --policies z": "--policies: got 'z'",
     "bench gpu --figures f --scores factors:absent": "--scores: got 'factors:absent' (no such file)",
     "bench plot absent.json": "absent.json: no result file (no such file)",
+    "bench cpu --shape 64": "--shape: got '64'; takes rows x width, such as 64x131072",
+    "bench cpu --source nothing": "--source: got 'nothing'; takes",
     "bench floor --lengths z": "--lengths: got 'z'",
     "bench options --scores z": "--scores: got 'z'",
     "bench general --scores z": "--scores: got 'z'",

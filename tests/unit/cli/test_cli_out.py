@@ -15,7 +15,6 @@ from ksieve.cli import files
 from ksieve.core.errors import ArgumentError
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.cli.app import main
-from ksieve_lab.traces import replay
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(ksieve.__file__).parents[1])}
 
@@ -106,17 +105,6 @@ def test_commands_refuse_such_an_output_before_any_work(
         said = capsys.readouterr().err
         assert said.startswith(f"error: {words[-2]}: got ") and "may not be written" in said, (words, said)
     assert list((there / "ro").iterdir()) == []
-
-
-@pytest.mark.extended
-def test_a_saved_trace_is_the_one_that_was_replayed(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = ("--prompt", "60", "--step-tokens", "30", "--decode-steps", "1")
-    for source in (request, ("--example",)):
-        words = ("replay", *source, "--k", "8", "--rounds", "1", "--backend", "cpu", "--save", "t.json")
-        assert run(monkeypatch, *words) == 0
-        assert replay.load("t.json").k == 8
-    assert run(monkeypatch, "replay", *request, "--rounds", "1", "--backend", "cpu", "--save", "t.json") == 0
-    assert replay.load("t.json").k == 2048
 
 
 @pytest.mark.extended

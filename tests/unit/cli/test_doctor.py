@@ -253,14 +253,6 @@ def test_the_page_of_a_good_machine(monkeypatch):
     assert ran.stdout.splitlines()[-1] == "All is well: selections run on the NVIDIA H200 and on the CPU."
 
 
-@pytest.mark.parametrize(
-    ("cuda", "extra"), [("12.8", "cuda12"), ("12.9", "cuda12"), ("13.0", "cuda"), ("14.1", "cuda")]
-)
-def test_the_page_says_which_extra_fits_the_driver(monkeypatch, cuda, extra):
-    shown = invoke(monkeypatch, report(driver=Driver("1.2", cuda, (H200,), None))).stdout
-    assert f"supports CUDA {cuda}: ksieve[{extra}] fits" in shown
-
-
 def test_the_page_names_the_bundle(monkeypatch):
     shown = " ".join(invoke(monkeypatch, report(bundle=BUNDLE)).stdout.split())
     assert "bundle /opt/kernels.zip, 42 compiled (2 for sm_80, 40 for sm_90a) with nvrtc 13.0" in shown

@@ -2,14 +2,12 @@
 
 import errno
 import os
-import signal
 import stat
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ksieve.core import atomic
@@ -119,37 +117,6 @@ def test_a_dangling_link_gets_its_file(tmp_path):
     (tmp_path / "link").symlink_to("later")
     atomic.write_text(tmp_path / "link", "y")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "later").read_text() == "y"
-
-
-@pytest.mark.extended
-def test_interrupts_at_random_times_leave_the_old_file_or_the_new(tmp_path):
-    class Interrupted(BaseException):
-        pass
-
-    def interrupt(number: int, frame: object) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    random = np.random.default_rng(9)
-    path = tmp_path / "p.json"
-    path.write_text("0" * 300_000)
-    cut = 0
-    try:
-        for turn in range(1, 1001):
-            old = path.read_text()
-            new = str(turn % 10) * 300_000
-            try:
-                signal.setitimer(signal.ITIMER_REAL, float(random.uniform(1e-5, 3e-3)))
-                atomic.write_text(path, new)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except Interrupted:
-                cut += 1
-            assert path.read_text() in (old, new), f"seed 9, turn {turn}"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert cut > 50
-    assert names(tmp_path) == ["p.json"]
 
 
 def test_names_that_the_locale_could_not_decode_are_written(tmp_path):

@@ -21,7 +21,6 @@ from ksieve.core.policy import (
     PAPER_64,
     PAPER_128,
     PEAK,
-    QUADS_16,
     SamplingPolicy,
     resolve_policy,
 )
@@ -111,12 +110,6 @@ def test_ranks_are_their_definition(policy, k):
     assert last >= primary and (rescue is None or rescue >= primary + 4)
     fewest = math.ceil(last * 3 / 2)
     assert policy.usable(fewest, k) and not policy.usable(fewest - 1, k)
-
-
-def test_phases_cover_a_row_exactly_once():
-    policy = SamplingPolicy("p", 8, group=4)
-    seen = np.concatenate([policy.view(r, 1003) for r in range(8)])
-    assert sorted(seen.tolist()) == list(range(1003))
 
 
 @pytest.mark.parametrize(
@@ -237,30 +230,6 @@ def test_views_of_all_phases_partition_the_row():
 # ---- jitter -----------------------------------------------------------------------------------------------
 
 
-def test_which_policies_are_jittered():
-    assert {name for name, policy in NAMED.items() if policy.jitter} == {
-        "lines-16",
-        "lines-64",
-        "lines-128",
-        "quads-16",
-    }
-
-
-def test_stored_order_and_sizes_are_those_of_a_view():
-    """Ascending, within the row, one group per whole period, and what fits of one in the last."""
-    for policy in (LINES_64, QUADS_16):
-        period = policy.stride * policy.group
-        for row in range(50):
-            length = 1000 + 997 * row
-            view = policy.view(row, length)
-            assert (np.diff(view) > 0).all()
-            assert view[-1] < length
-            counts = np.bincount(view // period, minlength=length // period + 1)
-            assert (counts[: length // period] == policy.group).all()
-            rest = length % period - int(policy.offsets(row, length // period)) * policy.group
-            assert counts[length // period] == min(max(rest, 0), policy.group)
-
-
 def excess(counts):
     """Chi-square over its last axis in standard deviations beyond its mean, for counts that should be uniform."""
     expected = counts.sum(axis=-1, keepdims=True) / counts.shape[-1]
@@ -291,31 +260,6 @@ def test_offsets_of_a_row_are_uniform_and_its_neighbours_unrelated(stride):
             found.append(excess(tallies((offsets[:, lag:] - offsets[:, :-lag]) % stride, stride)))
         assert np.max(found) < 6
         assert np.abs(np.mean(found, axis=1)).max() < 0.5, "as unlikely: counts that are too even"
-
-
-@pytest.mark.parametrize("stride", [16, 64])
-@pytest.mark.parametrize("periods", [64, 1024])
-def test_no_drift_over_the_periods_locks_to_the_offsets(stride, periods):
-    """Scores with a period slightly off the view's own pass its groups one by one: they are met as by chance."""
-    policy = SamplingPolicy("j", stride, jitter=True)
-    number = np.arange(periods)
-    offsets = np.stack([policy.offsets(row, number) for row in ROWS])
-    drifts = np.arange(stride)[:, None, None]
-    assert excess(tallies((offsets + drifts * number) % stride, stride)).max() < 8
-    for step in (2, 3, 4, 5, 8, 16):
-        assert excess(tallies(offsets[:, : periods // step * step : step], stride)).max() < 8
-
-
-@pytest.mark.parametrize("policy", [LINES_64, QUADS_16], ids=lambda p: p.name)
-def test_a_class_of_the_regular_view_is_met_as_by_chance(policy):
-    """Whatever the phase of periodic scores, a row's view holds about one in `stride` of them, never all or none."""
-    groups = 1024
-    length = groups * policy.stride * policy.group
-    for row in range(8):
-        met = np.bincount((policy.view(row, length) // policy.group) % policy.stride, minlength=policy.stride)
-        met = met / policy.group
-        assert met.sum() == groups
-        assert np.abs(met - groups / policy.stride).max() < 5 * math.sqrt(groups / policy.stride)
 
 
 @pytest.mark.parametrize("expected", [4, 8, 16, 32, 64])

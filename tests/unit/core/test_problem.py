@@ -72,11 +72,6 @@ def test_numpy_description():
     assert end - begin == 2 * ((ROWS - 1) * (WIDTH + 6) + WIDTH)
 
 
-def test_an_array_without_elements_spans_nothing():
-    info = inspect(np.zeros((0, 7), dtype=np.float32), "scores")
-    assert info.span[0] == info.span[1]
-
-
 def test_memory_mapped_and_subclassed_arrays(tmp_path):
     path = tmp_path / "scores.npy"
     np.save(path, scores())
@@ -196,14 +191,6 @@ def test_problem_of_a_call():
     assert parse(np.zeros((3, 0), dtype=np.float32), None, K).problem.width == 0
 
 
-@pytest.mark.parametrize("shape", [(0, 7), (3, 0), (0, 0)])
-def test_matrices_without_elements(shape):
-    x, lengths = np.zeros(shape, dtype=np.float32), np.full(shape[0], 9, dtype=np.int32)
-    out = np.full((shape[0], K), 7, dtype=np.int32)
-    assert ksieve.topk(x, lengths, K, out=out) is out
-    assert (out == -1).all()
-
-
 # ---- refusals ----------------------------------------------------------------------------------------------
 
 COPY = ": np.ascontiguousarray(scores)"
@@ -262,14 +249,6 @@ def test_gpu_arrays_between_elements_are_refused():
         with pytest.raises(ArgumentError) as error:
             parse(chosen["scores"], chosen["lengths"], 2, out=chosen["out"])
         assert str(error.value) == f"{name}: got address 0x1001; takes an address that is a multiple of {size} bytes"
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_host_scores_at_an_odd_address(dtype):
-    x = scores(dtype)
-    odd = np.frombuffer(b"\0" + x.tobytes(), dtype=dtype, offset=1).reshape(x.shape)
-    assert not odd.flags.aligned
-    assert ksieve.verify(x, None, ksieve.topk(odd, k=K))
 
 
 @pytest.mark.parametrize(
@@ -360,21 +339,6 @@ def test_out_that_cannot_be_used(bad, message):
     refuse(message, scores(), k=K, out=bad)
 
 
-def test_out_overlapping_an_input():
-    held = np.zeros(1000, dtype=np.int32)
-    x = held[: ROWS * WIDTH].view(np.float32).reshape(ROWS, WIDTH)
-    last = held[ROWS * WIDTH - 1 :][: ROWS * K].reshape(ROWS, K)
-    refuse("out: got memory that overlaps scores; takes memory of its own", x, k=K, out=last)
-    after = held[ROWS * WIDTH :][: ROWS * K].reshape(ROWS, K)
-    assert ksieve.topk(x, k=K, out=after) is after
-    shared = held[500 : 500 + ROWS * K].reshape(ROWS, K)
-    refuse("out: got memory that overlaps lengths; takes memory of its own", scores(), shared[0, :ROWS], K, out=shared)
-    refuse(
-        "out: got memory that overlaps num_rows; takes memory of its own",
-        scores(), k=K, out=shared, num_rows=shared[0, :1],
-    )  # fmt: skip
-
-
 def test_devices_may_not_mix():
     gpu = FakeCuda((ROWS, WIDTH))
     for name, options in {
@@ -422,28 +386,7 @@ def test_call_options(options, message):
     refuse(message, scores(), k=K, **options)
 
 
-def test_policy_by_a_wrong_name():
-    names = ["direct", *ksieve.core.policy.POLICIES]
-    message = f"policy: got 'fast'; takes a SamplingPolicy or one of {names}, or a policy file ending in .json"
-    refuse(message, scores(), k=K, policy="fast")
-
-
-def test_nothing_is_written_when_an_argument_is_refused():
-    out = np.full((ROWS, K), 7, dtype=np.int32)
-    for options in ({"lengths": lengths().astype(np.int16)}, {"policy": "fast"}, {"workspace": out}):
-        with pytest.raises(ArgumentError):
-            ksieve.topk(scores(), k=K, out=out, **options)
-    assert (out == 7).all()
-
-
 # ---- plans -------------------------------------------------------------------------------------------------
-
-
-def test_a_plan_serves_what_it_covers():
-    made = ksieve.plan(rows=8, width=64, k=K)
-    result = ksieve.topk(scores(), lengths(), plan=made)
-    np.testing.assert_array_equal(result, ksieve.topk(scores(), lengths(), K))
-    np.testing.assert_array_equal(result, ksieve.topk(scores(), lengths(), K, plan=made))
 
 
 @pytest.mark.parametrize(

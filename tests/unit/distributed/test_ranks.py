@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,15 +244,3 @@ def test_nothing_is_read_back(schedule, layout, output):
         assert run(everywhere(ops, shape, 1, x, agreed, ks)).shape == (6, 16)
     with pytest.raises((RuntimeError, NotImplementedError)):
         bool((x > 0).any())
-
-
-def test_the_scenarios_are_run():
-    """Every scenario of this file is in a spawn of a test."""
-    text = Path(__file__).read_text(encoding="utf-8")
-    names = [n for n, f in globals().items() if callable(f) and getattr(f, "__code__", None) and is_scenario(f)]
-    assert names and all(f'"{name}"' in text for name in names)
-
-
-def is_scenario(function):
-    code = function.__code__
-    return function.__module__ == __name__ and code.co_varnames[: code.co_argcount] == ("rank", "world")

@@ -17,11 +17,6 @@ from ksieve.core.stats import STATS_COLUMNS, Route, Stats
 from ksieve.model import reference
 from ksieve_lab.oracle import assert_exact, ranks
 
-EXACT = SamplingPolicy("exact", 4, rescue_margin=1.75, boundary="exact", min_rank=1)
-UNDERFILL = SamplingPolicy("underfill", 2, margin=0.25, min_rank=1)
-UNDERFILL_BAND = SamplingPolicy("underfill-band", 2, margin=0.25, rescue_margin=4.0, min_rank=1)
-UNDERFILL_TWICE = SamplingPolicy("underfill-twice", 2, margin=0.25, rescue_margin=0.5, min_rank=1)
-
 
 @st.composite
 def drawn_policies(draw):
@@ -193,34 +188,6 @@ def ramp(width=400):
     return np.arange(width, 0, -1, dtype=np.float32)
 
 
-def sampled_first(width=400, stride=2):
-    """Row 0 samples phase 0; its sampled half holds every large score."""
-    return np.where(np.arange(width) % stride == 0, 1000.0, 0.0) + ramp(width)
-
-
-def test_forced_certified():
-    _, t = one(ramp(), 20, SamplingPolicy("p", 4, margin=2.0, min_rank=1))
-    assert Route(t["route"]) is Route.CERTIFIED and t["scans"] == 1 and t["admitted0"] >= 20
-
-
-def test_forced_rescue():
-    _, t = one(ramp(), 40, UNDERFILL_BAND)
-    assert Route(t["route"]) is Route.RESCUED and t["scans"] == 2
-    assert t["admitted0"] < 40 <= t["admitted1"] == t["frontier0"]
-
-
-def test_forced_recovery():
-    _, t = one(ramp(), 40, UNDERFILL)
-    assert Route(t["route"]) is Route.RECOVERED and t["scans"] == 3
-    assert t["admitted0"] < 40 and t["admitted1"] == t["tau1"] == -1
-
-
-def test_forced_recovery_after_band():
-    _, t = one(ramp(), 40, UNDERFILL_TWICE)
-    assert Route(t["route"]) is Route.RECOVERED_AFTER_BAND and t["scans"] == 4
-    assert t["admitted0"] <= t["admitted1"] < 40
-
-
 def test_forced_direct_and_held():
     for held, scans in ((0, 2), (399, 2), (400, 1)):
         _, t = one(ramp(), 40, None, resident_width=held)
@@ -237,17 +204,6 @@ def test_short_rows_read_nothing(length):
     indices, t = one(ramp(length), 20, TINY)
     assert Route(t["route"]) is Route.SHORT and t["scans"] == t["sampled"] == 0
     assert indices[:length].tolist() == list(range(length)) and (indices[length:] == -1).all()
-
-
-def test_sampling_alias_underfills():
-    """A view that saw the best half of the row proposes far too high a boundary."""
-    _, t = one(sampled_first(), 170, SamplingPolicy("p", 2, margin=1.5, min_rank=1))
-    assert Route(t["route"]) is Route.RECOVERED
-
-
-def test_sampling_alias_overfills():
-    _, t = one(-sampled_first(), 100, SamplingPolicy("p", 2, margin=1.5, min_rank=1), capacity=100)
-    assert Route(t["route"]) is Route.CERTIFIED and t["admitted0"] > 200 and t["scans"] > 1
 
 
 def test_certified_tail_of_exactly_k_is_the_answer():
@@ -338,31 +294,6 @@ def test_refinement_resolves_the_last_bit():
     row[17] = np.nextafter(np.float32(1), np.float32(2))
     indices, t = one(row, 1, None)
     assert indices.tolist() == [17] and t["frontier2"] == 300 and t["frontier3"] == 1
-
-
-def test_nan_is_chosen_only_when_nothing_else_is_left():
-    row = np.array([np.nan, -np.inf, np.nan, 3.0, -np.nan], dtype=np.float32)
-    for policy in (None, SamplingPolicy("p", 1, margin=1.0, min_rank=1), EXACT):
-        assert set(one(row, 2, policy)[0]) == {1, 3}
-        chosen = set(one(row, 3, policy)[0])
-        assert {1, 3} < chosen and len(chosen) == 3
-
-
-def test_lengths_are_clamped():
-    scores = scores_of("normal", 4, 50, 5)
-    indices, stats = reference.select(scores, [-7, 0, 51, 2**31 - 1], 5, policy=None)
-    assert_exact(scores, [0, 0, 50, 50], 5, indices)
-    assert stats.committed0[:2].tolist() == [0, 0]
-
-
-def test_no_input_costs_more_than_a_small_constant_of_scans():
-    worst = 0
-    for family in FAMILIES:
-        scores = scores_of(family, 3, 2000, 100)
-        for policy in POLICIES:
-            _, stats = reference.select(scores, [2000] * 3, 100, policy=policy, capacity=100)
-            worst = max(worst, int(stats.scans.max()))
-    assert 4 <= worst <= 7  # four scans of the dearest route, one more per exact digit
 
 
 def test_stats_access():
