@@ -144,6 +144,12 @@ def test_the_adapter_takes_every_call_of_a_known_signature(name):
         assert not isinstance(operator.answer, str) or operator.answer in names
 
 
+def test_every_adapter_function_has_a_known_signature():
+    adapted = {name for name, adapter in ADAPTERS.items() for name in adapter.__all__}
+    known = {operator.adapter.rpartition(".")[2] for operator in EVERY.values()}
+    assert adapted - known <= {"install", "uninstall", "warm_up", "plan_topk_v2"}
+
+
 _DECODE = "Tensor logits, Tensor seq_lens, Tensor indices, int next_n, int index_topk=2048"
 _HINTS = "Tensor? pre_idx=None, Tensor? heuristic_scratch=None"
 _AUX = "int compress_ratio=1, Tensor? radix_aux_indices=None, Tensor? radix_aux_logits=None"

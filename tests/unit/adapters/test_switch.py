@@ -422,19 +422,6 @@ def test_the_report(engines):
     assert adapters.report() == report
 
 
-def test_the_line_of_a_report_is_short():
-    kinds = tuple(adapters.Calls(f"an.operator_{i}", "stream", "direct", "float32", 1000 - i) for i in range(40))
-    refused = {f"an.operator_{i}": i for i in range(1, 9)}
-    report = adapters.Report(kinds, 0, 0.0, refused, adapters.Verified())
-    text = str(report)
-    first = "39,220 calls (an.operator_0 stream/direct float32 1,000, an.operator_1 stream/direct float32 999, "
-    assert text.startswith(first) and ", and 36 more with 35,226); 0 kernels" in text
-    assert (
-        "36 fallbacks (an.operator_8 8, an.operator_7 7, an.operator_6 6, an.operator_5 5, and 4 more with 10);" in text
-    )
-    assert len(report.calls) == 40 and len(report.fallbacks) == 8
-
-
 # ---- compared --------------------------------------------------------------------------------------------------
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import random
-import shutil
 import subprocess
 import sys
 import zipfile
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
-from disk import folder_of_all_users
 from ksieve.backends import code_cache
 from ksieve.backends.cuda.jit import bundle, cache
 from ksieve.backends.cuda.jit import compile as compiler
@@ -148,13 +144,6 @@ def test_the_bytes_depend_on_the_kernels_alone(tmp_path):
     logged = {spec: Cubin(cubin.code, "Compile time = 3 ms") for spec, cubin in reversed(kernels.items())}
     assert bundle.pack(kernels, sources, "nvrtc 13.0") == bundle.pack(logged, sources, "nvrtc 13.0")
     assert bundle.pack(kernels, sources, "nvrtc 13.0") != bundle.pack(kernels, sources, "nvrtc 12.8")
-
-
-def test_any_tool_for_zip_archives_lists_it(named):
-    with zipfile.ZipFile(named) as archive:
-        assert archive.testzip() is None
-        assert sorted({name.partition("/")[0] for name in archive.namelist()}) == ["index.json", "sm_80", "sm_90a"]
-    assert bundle.read(named).architectures == {"sm_80": 1, "sm_90a": 1}
 
 
 @posix
@@ -312,24 +301,3 @@ def test_a_process_without_compilers_and_a_read_only_home_selects(tmp_path, serv
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.split()[0] == entry
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kernels.zip"]
-
-
-def test_without_the_bundle_the_same_process_fails(tmp_path):
-    ran = serve(tmp_path, "")
-    assert ran.returncode and "the CUDA backend needs cuda-core" in ran.stderr
-
-
-@posix
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
-def test_what_root_made_serves_another_user(named):
-    with folder_of_all_users() as place:
-        path = Path(shutil.copy(named, place))
-        child = os.fork()
-        if child == 0:
-            code = 3
-            with contextlib.suppress(BaseException):
-                os.setuid(54321)
-                os.environ["KSIEVE_BUNDLE"] = str(path)
-                code = 0 if bundle.obtain(SPEC) == (cubin_of(SPEC), False) else 1
-            os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

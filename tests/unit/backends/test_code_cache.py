@@ -6,9 +6,7 @@ import contextlib
 import json
 import logging
 import os
-import random
 import stat
-import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -299,12 +297,6 @@ def test_a_user_without_a_home_has_a_cache_in_the_temporary_directory(tmp_path, 
     assert code_cache.cache_dir() == tmp_path / "c"
 
 
-def test_importing_ksieve_imports_neither_library():
-    code = "import sys, ksieve; print([m for m in ('platformdirs', 'filelock', 'numba') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 # ---- several at once ---------------------------------------------------------------------------------------
 
 
@@ -381,60 +373,3 @@ def test_a_lock_that_cannot_be_had_does_not_matter(tmp_path):
 
 
 # ---- fuzz --------------------------------------------------------------------------------------------------
-
-
-@posix
-@pytest.mark.extended
-def test_fuzz_of_damaged_caches(tmp_path):
-    """Whatever happens to files and directories, what is obtained is what was compiled, and lists can be made."""
-    from ksieve.backends import code_cache
-
-    seed = 30
-    print("seed", seed)
-    rng = random.Random(seed)
-    folder = tmp_path / "c"
-    store = code_cache.Store("cuda", folder)
-
-    def flip(path):
-        content = bytearray(path.read_bytes())
-        for _ in range(rng.choice((1, 1, 8))):
-            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        path.write_bytes(content)
-
-    def cut(path):
-        path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
-
-    def swap(path):
-        other = rng.choice([p for p in store._files() if p.is_file()])
-        content = other.read_bytes()
-        path.write_bytes(content)
-
-    def mode(path):
-        path.chmod(rng.randrange(0o1000))
-
-    def folder_mode(_):
-        folder.chmod(rng.choice((0o777, 0o775, 0o500, 0o000, 0o700)))
-
-    def replace_folder(_):
-        (folder / "cuda").rename(tmp_path / f"old{rng.random()}")
-        rng.choice(((folder / "cuda").touch, lambda: (folder / "cuda").symlink_to("nowhere"), lambda: None))()
-
-    harm = [flip, flip, flip, cut, cut, swap, mode, _folder, _link, _loop, _fifo, _huge, folder_mode, replace_folder]
-    specs = [replace(SPEC, defines=(("KSIEVE_K", k),)) for k in range(4)]
-    for _ in range(1500):
-        for spec in rng.sample(specs, 2):
-            obtain(folder, spec)
-        found = [e.path for e in store.entries() if e.facts is not None]
-        if found:
-            with contextlib.suppress(FileNotFoundError):
-                rng.choice(harm)(rng.choice(found))
-        list(store.entries())
-        store.problem()
-        obtain(folder, rng.choice(specs))
-        if rng.random() < 0.2:
-            with contextlib.suppress(BackendError):
-                store.clear()
-        folder.chmod(0o700)
-        if not (folder / "cuda").is_dir() or (folder / "cuda").is_symlink():
-            with contextlib.suppress(FileNotFoundError):
-                (folder / "cuda").unlink()

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
-import sys
-import textwrap
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ksieve
-from cases import CASES, DTYPES, FAMILIES, POLICIES, WIDE_CASES, build, lengths_of, scores_of
+from cases import CASES, DTYPES, FAMILIES, POLICIES, build, lengths_of, scores_of
 from ksieve.backends.cpu import runner as cpu
-from ksieve.core.keys import order_key
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route
 from ksieve.model import guess
@@ -78,14 +72,6 @@ def test_table(case):
         check(inputs.scores, inputs.lengths, inputs.k, policy, capacity, held)
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("case", WIDE_CASES, ids=str)
-def test_wide_table(case):
-    inputs = build(case)
-    for policy in (PAPER_64, PAPER_128, None):
-        check(inputs.scores, inputs.lengths, inputs.k, policy)
-
-
 @st.composite
 def problems(draw):
     rows, width = draw(st.integers(0, 4)), draw(st.integers(1, 3000))
@@ -119,27 +105,6 @@ def problems(draw):
 @given(problems())
 def test_property(problem):
     check(*problem)
-
-
-@pytest.mark.extended
-def test_a_hundred_thousand_random_rows():
-    """Every row judged by the sorting oracle, a sample of them compared with the model in every column."""
-    rng = np.random.default_rng(9)
-    done = 0
-    while done < 100_000:
-        rows, width = 2000, int(rng.integers(1, 400))
-        k = int(rng.integers(1, width + 2))
-        dtype = str(rng.choice(DTYPES))
-        x = np.concatenate([scores_of(str(f), rows // 4, width, k, dtype, done) for f in rng.choice(list(FAMILIES), 4)])
-        lengths = rng.integers(-2, width + 3, rows).astype(np.int32)
-        policy = POLICIES[rng.integers(len(POLICIES))]
-        plan = make_plan(x, k, policy, int(rng.choice(CAPACITIES)), threads=2)
-        indices, raw = select(cpu.run, plan, x, lengths)
-        assert_exact(x, lengths, k, indices)
-        # The view depends on the row number, so the model must see the same rows: a prefix.
-        _, expected = select(cpu.run_reference, plan, x[:40], lengths[:40])
-        np.testing.assert_array_equal(raw[:40], expected)
-        done += rows
 
 
 # ---- every route and every inner path, forced ------------------------------------------------------------
@@ -277,15 +242,6 @@ def test_rows_of_nan_but_for_a_few_numbers(share, capacity):
         assert (stats.scans[nan] == 1).all()
 
 
-def test_every_float16_and_bfloat16_value():
-    every = np.random.default_rng(5).permutation(1 << 16).astype(np.uint16)
-    for dtype in (np.float16, np.uint16):
-        x = np.ascontiguousarray(every[None]).view(dtype)
-        for k in (1, 1000, 31_744, 65_000, 65_535):
-            check(x, None, k, None)
-        check(x, None, 1000, PAPER_64)
-
-
 def test_stride_of_one_samples_more_than_storage_holds():
     x = np.random.default_rng(6).standard_normal((2, 40_000), dtype=np.float32)
     whole = SamplingPolicy("whole", 1, margin=1.5, rescue_margin=2.0)
@@ -390,49 +346,7 @@ def test_rows_end_where_memory_ends():
         check(row, np.array([1 << 30], np.int32), 10, POLICIES[3])
 
 
-def test_lengths_outside_the_matrix_are_clamped():
-    x = np.random.default_rng(7).standard_normal((4, 300), dtype=np.float32)
-    lengths = np.array([-(1 << 31), -1, 301, (1 << 31) - 1], np.int32)
-    check(x, lengths, 20, None)
-
-
-def test_matrices_without_elements():
-    for shape in ((0, 10), (3, 0), (0, 0)):
-        indices, raw = select(
-            cpu.run, make_plan(np.zeros(shape, np.float32), 4, None), np.zeros(shape, np.float32), None
-        )
-        assert indices.shape == (shape[0], 4)
-        assert (indices == -1).all()
-        assert raw.shape == (shape[0], 16)
-
-
 # ---- threads, processes, floating-point modes ------------------------------------------------------------
-
-
-def test_threads_change_nothing():
-    x = scores_of("normal", 37, 20_000, 512)
-    lengths = lengths_of("ragged", 37, 20_000, 512)
-    one = select(cpu.run, make_plan(x, 512, PAPER_64), x, lengths)
-    for threads in (2, 5, 64):
-        many = select(cpu.run, make_plan(x, 512, PAPER_64, threads=threads), x, lengths)
-        np.testing.assert_array_equal(many[0], one[0])
-        np.testing.assert_array_equal(many[1], one[1])
-
-
-def test_calls_from_many_threads_at_once():
-    x = scores_of("endpoint", 16, 30_000, 512)
-    plan = make_plan(x, 512, PAPER_64, threads=2)
-    expected = select(cpu.run, plan, x, None)[0]
-    barrier = threading.Barrier(6)
-
-    def call(_):
-        barrier.wait()
-        return [select(cpu.run, plan, x, None)[0] for _ in range(5)]
-
-    with ThreadPoolExecutor(6) as pool:
-        for answers in pool.map(call, range(6)):
-            for answer in answers:
-                np.testing.assert_array_equal(answer, expected)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -445,23 +359,6 @@ def test_forked_child_makes_its_own_threads():
     if child == 0:
         os._exit(0 if (select(cpu.run, plan, x, None)[0] == expected).all() else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-@pytest.mark.parametrize("family", ["subnormal", "signed_zero", "random_bits"])
-def test_flush_to_zero_mode_of_the_caller_changes_nothing(family):
-    torch = pytest.importorskip("torch")
-    x = scores_of(family, 3, 70_000, 512)
-    halves = scores_of("subnormal", 3, 70_000, 512).astype(np.float16)
-    expected = [select(cpu.run, make_plan(a, 512, p), a, None) for a in (x, halves) for p in (None, PAPER_64)]
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor cannot flush subnormals")
-    try:
-        got = [select(cpu.run, make_plan(a, 512, p), a, None) for a in (x, halves) for p in (None, PAPER_64)]
-    finally:
-        torch.set_flush_denormal(False)
-    for a, b in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(a[0], b[0])
-        np.testing.assert_array_equal(a[1], b[1])
 
 
 def test_thread_count_follows_the_environment(monkeypatch):
@@ -478,88 +375,7 @@ def test_scratch_is_bounded(k):
         assert cpu.scratch_bytes(plan) <= 256 * 1024
 
 
-def test_parts_of_the_scratch_memory_do_not_overlap():
-    """Each part begins where the one before it ends, at its own alignment; the last one ends with the memory."""
-    from ksieve.backends.cpu import kernels, scratch
-    from ksieve.backends.cpu.jit import numba
-    from ksieve.backends.cpu.simd import HIST_BINS, TILE
-    from ksieve.model.guess import BLOCK
-
-    room = 1000
-
-    @numba.njit
-    def parts(memory, room):
-        return scratch.key_of(memory, room), scratch.spare_of(memory, room), scratch.batch_of(memory, room)
-
-    key, spare, batch = parts(0, room)
-    begins_and_bytes = [
-        (scratch.HISTOGRAM, 4 * HIST_BINS), (scratch.WIDE, 4 * TILE),
-        (scratch.PLACES, 8 * (scratch.BATCH + scratch.GROUPS_AHEAD)), (scratch.FOUND, 16), (scratch.WORK, 8),
-        (scratch.TAUS, 16), (scratch.APART, 16), (scratch.COUNTS, 8 * scratch.THRESHOLDS),
-        (scratch.LIMITS, 8 * scratch.THRESHOLDS), (scratch.STATS, 64), (scratch.INDEX, 4 * (room + BLOCK)),
-        (key, 4 * (room + BLOCK)), (spare, 4 * (room + BLOCK)),
-    ]  # fmt: skip
-    at = 0
-    for begin, size in begins_and_bytes:
-        assert begin == at and begin % 8 == 0
-        at += size
-    assert at == batch
-    for group, samples in ((4, scratch.BATCH), (4096, 4096)):
-        assert kernels.bytes_needed(room, SamplingPolicy("groups", 2, group=group)) == batch + 6 * samples
-
-
 # ---- integer building blocks against keys.py -------------------------------------------------------------
 
 
-def test_integer_keys_equal_the_specification():
-    from ksieve.backends.cpu.jit import numba
-    from ksieve.backends.cpu.simd import order_key as compiled
-    from ksieve.backends.cpu.simd import raw_key, raw_limit
-
-    @numba.njit
-    def both(bits, keys, raws, limits):
-        for i in range(bits.size):
-            keys[i] = compiled(bits[i])
-            raws[i] = raw_key(bits[i])
-            limits[i] = raw_limit(keys[i])
-
-    @numba.njit
-    def one_limit(key, limit):
-        limit[0] = raw_limit(key)
-
-    rng = np.random.default_rng(8)
-    corners = np.array([0, 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FFFFFFF], np.uint32)
-    corners = np.concatenate([corners, corners | np.uint32(1 << 31)])
-    bits = np.concatenate([corners, rng.integers(0, 1 << 32, 200_000, dtype=np.uint32)])
-    keys, raws, limits = (np.empty(bits.size, np.uint32) for _ in range(3))
-    both(bits, keys, raws, limits)
-    between = np.empty(1, np.uint32)
-    one_limit(np.uint32(0xFFFFFFFE), between)
-    np.testing.assert_array_equal(keys, order_key(bits.view(np.float32)))
-    # A score passes the limit of a key exactly when its own key is at most that key.
-    for j in range(40):
-        np.testing.assert_array_equal(raws <= limits[j], keys <= keys[j])
-    np.testing.assert_array_equal(raws <= between[0], keys <= np.uint32(0xFFFFFFFE))
-
-
 # ---- loading -----------------------------------------------------------------------------------------------
-
-
-def python(code, cwd, **environment):
-    """Run code in a fresh interpreter; return its last printed line."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", textwrap.dedent(code)],
-        cwd=cwd,
-        env=env | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1]
-
-
-def test_planning_loads_no_compiler(tmp_path):
-    code = "import sys, ksieve; ksieve.plan(rows=1, width=9, k=1); print('numba' in sys.modules)"
-    assert python(code, tmp_path) == "False"

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-import ksieve
-from cases import DTYPES, POLICIES, scores_of
-from ksieve import Options
+from cases import DTYPES
 from ksieve.backends.cpu.converting import converter
 from ksieve.core.keys import widen
 from ksieve.core.ranking import RANKINGS, ranked
-
-ARGUMENTS = {"largest": {}, "smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
-FAMILIES = ("random_bits", "few_values", "mostly_nan", "infinities", "signed_zero", "subnormal")
-SHAPES = ((5, 40, 50), (4, 300, 64), (3, 4096, 100), (3, 4097, 33), (2, 9001, 512))
 
 
 def every_pattern(dtype):
@@ -46,84 +38,3 @@ def test_converters_rank_every_score_as_the_model_does(dtype, number):
         np.testing.assert_array_equal(
             np.where(is_nan[first:last], 0, tile), np.where(is_nan[first:last], 0, expected[first:last])
         )
-
-
-def calls():
-    k_of_rows = np.array([3, 0, 99, 7, 20], np.int32)
-    yield {}
-    yield {"sorted": True}
-    yield {"sorted": True, "tie_break": "high", "return_values": True}
-    yield {"deterministic": True, "return_values": True, "index_dtype": "int64"}
-    yield {"tie_break": "high", "sorted": "index"}
-    yield {"sorted": True, "tie_break": "low", "starts": True, "lengths": True, "return_values": True}
-    yield {"sorted": True, "tie_break": "low", "ks": k_of_rows, "return_values": True}
-
-
-@pytest.mark.parametrize("ranking", ["smallest", "nan_first"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_calls_are_the_models(family, dtype, ranking):
-    rng = np.random.default_rng(2)
-    for rows, width, k in SHAPES:
-        scores = scores_of(family, rows, width, k, dtype)
-        for call in calls():
-            more = call | ARGUMENTS[ranking]
-            lengths, slots = None, k
-            if more.pop("lengths", None) is not None:
-                lengths = rng.integers(-1, width + 2, rows).astype(np.int32)
-                more["starts"] = rng.integers(-1, width // 2, rows).astype(np.int32)
-            if "ks" in more:
-                slots, more["max_k"] = more.pop("ks")[:rows], k
-            model = ksieve.topk(scores, lengths, slots, backend="reference", return_stats=True, **more)
-            counted = ksieve.topk(scores, lengths, slots, return_stats=True, **more)
-            plain = ksieve.topk(scores, lengths, slots, **more)
-            plain = plain if isinstance(plain, tuple) else (plain,)
-            np.testing.assert_array_equal(counted[-1].raw, model[-1].raw)
-            judged = {name: more[name] for name in ("largest", "nan", "starts", "sorted", "tie_break") if name in more}
-            if "deterministic" in more:
-                judged |= {"sorted": "index", "tie_break": "low"}
-            for answer in (model, counted, plain):
-                verdict = ksieve.verify(scores, lengths, answer[0], k=slots, **judged)
-                assert verdict, (rows, width, k, call, verdict)
-                if "return_values" in more:
-                    check_values(scores, answer[0], answer[1], ranking)
-                if judged.get("tie_break") and judged.get("sorted"):
-                    np.testing.assert_array_equal(answer[0], model[0])
-
-
-def check_values(scores, indices, values, ranking):
-    """The scores bit for bit, and the worst number in unused slots."""
-    bits = np.dtype(f"u{scores.itemsize}")
-    worst = np.inf if ranking == "smallest" else -np.inf
-    unused = np.uint16(0x7F80 if ranking == "smallest" else 0xFF80)
-    unused = unused if scores.dtype == np.uint16 else np.array(worst, scores.dtype)
-    chosen = np.take_along_axis(scores, np.maximum(indices, 0).astype(np.int64), axis=1)
-    expected = np.where(indices >= 0, chosen.view(bits), np.asarray(unused).view(bits))
-    np.testing.assert_array_equal(values.view(bits), expected)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name if p else "direct")
-@pytest.mark.parametrize("ranking", ["smallest", "nan_first"])
-def test_every_route_and_little_storage(ranking, policy):
-    for family in ("normal", "some_nan", "mostly_nan", "few_values"):
-        for dtype, tie_break in zip(DTYPES, ("any", "low", "high"), strict=True):
-            rows, width, k = 4, 3000, 64
-            scores = scores_of(family, rows, width, k, dtype)
-            options = Options(order="value", tie_break=tie_break, **ARGUMENTS[ranking])
-            plan = ksieve.plan(rows=rows, width=width, k=k, dtype=dtype, policy=policy or "direct", options=options)
-            plan = replace(plan, capacity=2 * k + 2)
-            found = ksieve.topk(scores, plan=plan, return_stats=True)
-            model = ksieve.topk(scores, plan=plan, return_stats=True, backend="reference")
-            np.testing.assert_array_equal(found[1].raw, model[1].raw)
-            for indices in (found[0], model[0], ksieve.topk(scores, plan=plan)):
-                verdict = ksieve.verify(
-                    scores,
-                    None,
-                    indices,
-                    k=k,
-                    sorted=True,
-                    tie_break=None if tie_break == "any" else tie_break,
-                    **ARGUMENTS[ranking],
-                )
-                assert verdict, (family, dtype, verdict)

@@ -63,14 +63,6 @@ def test_short_rows_give_the_slots_of_calls_with_statistics_and_the_sets_of_the_
             assert torch.equal(found.sort(1).values, model.sort(1).values)
 
 
-def test_rows_have_their_own_k():
-    scores = np.random.default_rng(1).standard_normal((5, 500), dtype=np.float32)
-    ks = np.array([0, 1, 7, 20, 99], np.int32)
-    found = ksieve.topk(scores, k=ks, max_k=20)
-    for row, own, slots in zip(scores, np.minimum(ks, 20), found, strict=True):
-        assert sorted(slots[:own].tolist()) == expected(row, own) and (slots[own:] == -1).all()
-
-
 def test_calls_that_count_their_work_do_not_bisect():
     """`row_work` counts what a row costs beyond its reads; bisection counts nothing."""
     plan = ksieve.plan(rows=2, width=1000, k=10)

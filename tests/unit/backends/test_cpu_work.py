@@ -92,7 +92,7 @@ simd_store, simd_load = simd.store_i32, simd.load_u32
 simd.tile_of = tile_of
 
 import ksieve
-from ksieve.core import guess
+from ksieve.model import guess
 from ksieve.backends.cpu import runner
 runner.fresh_seed = lambda: 1
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
 import sys
@@ -36,10 +34,6 @@ from ksieve.planning.families import SAMPLED
 FAMILIES = [
     "stream", "stream_unsampled", "stream_split", "resident_block", "resident_cluster", "resident_grid",
 ]  # fmt: skip
-
-needs_nvrtc = pytest.mark.skipif(
-    not pytest.importorskip("importlib.util").find_spec("cuda"), reason="cuda-core is not installed"
-)
 
 
 @pytest.fixture
@@ -94,11 +88,6 @@ def test_launch_geometry_and_params_of_every_family(driver, rows, family):
     assert chosen_sets(out.array) == expected(scores, lengths, 4)
 
 
-def test_fewer_rows_than_blocks_launch_fewer_blocks(driver, rows):
-    ksieve.topk(FakeArray(rows[0][:2]), None, plan=make_plan(), out=out_array(2, 4))
-    assert driver.launches[0]["grid"] == 2 and driver.launches[0]["lengths"] == 0
-
-
 def test_rescue_rank_is_passed_and_compiled_in(driver, rows):
     plan = make_plan(policy=ksieve.SamplingPolicy("r", 4, rescue_margin=8.0, min_rank=1))
     ksieve.topk(FakeArray(rows[0]), None, plan=plan, out=out_array(8, 4))
@@ -138,12 +127,6 @@ def test_64_bit_pitch_and_addresses_survive_packing(driver):
     plan = make_plan()
     assert seen[0][:8] == (high, 0, 0, 3 << 31, 8, (1 << 31) - 1, plan.problem.k, 1)
     assert seen[0][8:13] == (high + 8, 5 << 31, 0, high + 16, plan.lists_at)
-
-
-def test_no_rows_launch_nothing(driver):
-    out = out_array(0, 4)
-    assert ksieve.topk(FakeArray(np.zeros((0, 64), np.float32)), None, plan=make_plan(), out=out) is out
-    assert not driver.launches
 
 
 def test_a_launch_error_names_the_family_and_the_code(driver, rows):
@@ -485,14 +468,6 @@ def test_spills_and_static_shared_memory_are_seen():
         compiler.parse_resources("")
 
 
-def test_a_log_without_an_error_keeps_its_begin_and_its_end():
-    warnings = [f"k.cu({n}): warning #177-D: unused" for n in range(50)]
-    fatal = "ptxas fatal   : Memory allocation failure"
-    assert compiler._first_errors("\n".join([*warnings, fatal])) == fatal
-    told = compiler._first_errors("\n".join(["7: NVRTC_ERROR_INTERNAL_ERROR", *warnings, "the end"])).splitlines()
-    assert told[0] == "7: NVRTC_ERROR_INTERNAL_ERROR" and told[-1] == "the end" and len(told) == 9
-
-
 def test_compile_errors_name_the_file_and_the_line(nvrtc, sources):
     (sources.directory / "dummy.cu").write_text(DUMMY.replace("KSIEVE_K;", "no_such_name;"))
     with pytest.raises(
@@ -539,26 +514,6 @@ def test_entries_are_found_again_and_record_what_they_are(nvrtc, sources, tmp_pa
     assert entry.facts == cache.facts_of(SPEC, sources) and entry.facts["defines"] == dict(SPEC.defines)
     assert entry.facts["arch"] == "sm_80" and entry.size > len(first.code)
     assert list((folder / "cuda").iterdir()) == [entry.path], "nothing partial is left behind"
-
-
-def test_every_ingredient_changes_the_place(nvrtc, sources, monkeypatch, tmp_path):
-    def place(spec=SPEC, of=sources):
-        return Store("cuda", tmp_path).path(cache.facts_of(spec, of))
-
-    first = place()
-    others = [
-        place(replace(SPEC, arch="sm_90a")),
-        place(replace(SPEC, defines=(("KSIEVE_THREADS", 64), *SPEC.defines[1:]))),
-        place(of=replace(sources, digest="0")),
-    ]
-    (sources.directory / "dummy.cuh").write_text("struct Params { int* p; int q; };\n")
-    others.append(place(of=Sources.read(sources.directory)))
-    monkeypatch.setattr(cache, "__version__", "0.0.0")
-    others.append(place())
-    monkeypatch.setattr(cache, "__version__", ksieve.__version__)
-    monkeypatch.setattr(compiler, "compiler_version", lambda: "nvrtc 1.0")
-    others.append(place())
-    assert first not in others and len(set(others)) == len(others)
 
 
 def test_clear_removes_entries_and_leftovers_alone(nvrtc, sources, tmp_path):
@@ -687,12 +642,6 @@ def test_streams_of_libraries(driver, monkeypatch):
     assert arrays.current_stream("jax", array, 0) == 0 and waited == [array]
     assert arrays.current_stream("none", None, 1) == 0
     assert arrays.ambient_library() in ("torch", "cupy")
-
-
-def test_environment_is_not_needed_to_describe_a_kernel():
-    text = spec.describe(SPEC)
-    assert text == "dummy.cu for sm_80 (threads=128 k=3 shared_bytes=512)"
-    assert json.dumps(dict(SPEC.defines)) and os.fspath(spec.SOURCES).endswith("kernels")
 
 
 # ---- interrupts

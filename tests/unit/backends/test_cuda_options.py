@@ -17,7 +17,6 @@ from ksieve.backends.cuda.runtime import launch
 from ksieve.core.errors import ArgumentError
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.memory import with_workspace
 from ksieve_lab.oracle import assert_served
 
 H200 = DEVICES["h200"]
@@ -92,11 +91,6 @@ def test_overlap_is_a_launch_attribute_from_hopper_on(driver, monkeypatch, famil
     assert seen["cluster"] == ([8, 1, 1] if family == "resident_cluster" else None)
 
 
-def test_plain_launches_have_no_options(driver):
-    ksieve.topk(FakeArray(np.ones((4, 64), np.float32)), plan=make_plan(4), out=FakeArray(np.zeros((4, 4), np.int32)))
-    assert driver.launches[0]["options"] is None and not driver.launches[0]["overlap"]
-
-
 def test_outputs_that_cannot_be_made_have_to_be_brought(driver):
     scores, out = FakeArray(np.ones((4, 64), np.float32)), FakeArray(np.zeros((4, 4), np.int32))
     with pytest.raises(ArgumentError, match=r"values_out: got None; takes a float32 array of shape \(rows, k\)"):
@@ -118,33 +112,6 @@ def test_no_rows_need_no_launch(driver):
 
 
 # ---- plans -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", sorted(name for name, device in DEVICES.items() if device.kind == "cuda"))
-@pytest.mark.parametrize("order", ["value", "index"])
-def test_slots_have_room_to_be_sorted_on_every_device(name, order):
-    device = DEVICES[name]
-    for family, k in ((f, k) for f in FAMILIES for k in (1, 512, 2048, 4096, 8192, 16_384)):
-        try:
-            plan = ksieve.plan(rows=8, width=70_000, k=k, device=device, family=family, options=Options(order=order))
-        except ArgumentError:
-            assert family == "resident_cluster"
-            continue
-        needed = memory.sort_bytes(plan.problem)
-        assert needed >= max(k, 128) * (8 if order == "value" else 4)
-        on_chip = memory.shared_bytes(plan) - memory.SCALAR_BYTES
-        slots = memory.sort_slots(plan)
-        assert needed <= on_chip if slots == 0 else slots * 8 == needed
-        assert dict(spec.kernel_spec(plan).defines).get("KSIEVE_SORT_SLOTS", 0) == slots
-        assert memory.shared_bytes(plan) <= device.shared_per_block
-        assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= device.shared_per_sm
-        if slots:
-            workers = 8 if family == "stream_split" else plan.ctas
-            assert plan.workspace_bytes >= memory.HEADER_BYTES + workers * (plan.spill_capacity + slots) * 8
-            assert device.shared_per_block < 128 * 1024, "a large block has room for 16,384 slots"
-        # Storage that a caller shrinks moves the sort to the workspace, and makes room for it there.
-        small = with_workspace(replace(plan, capacity=plan.capacity, shared_capacity=0))
-        assert small.workspace_bytes >= plan.workspace_bytes
 
 
 def test_plain_plans_are_what_they_were():

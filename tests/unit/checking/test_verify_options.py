@@ -25,20 +25,6 @@ TENS = np.tile(np.arange(90, -1, -10, dtype=np.float32), (4, 1))
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_windows(check):
-    answer = np.array([[3, 4], [0, 1], [9, -1], [-1, -1]])
-    starts = int32(3, -7, 9, 20)
-    assert check(TENS, None, answer, starts=starts)
-    assert check(TENS, int32(4, 9, 2**31 - 1, 5), answer, starts=starts)
-    assert check(TENS, None, answer, starts=starts, ends=int32(8, 9, 2**31 - 1, 5))
-    local = np.array([[0, 1], [0, 1], [0, -1], [-1, -1]])
-    assert check(TENS, None, local, starts=starts, index_base="start")
-    assert check(TENS, None, answer, starts=starts, index_base="start").failed_rows.tolist() == [0, 2]
-    assert check(TENS, None, local, starts=starts).failed_rows.tolist() == [0, 2]
-    assert check(TENS, None, answer, ends=int32(8, 9, 2**31 - 1, 5)).failed_rows.tolist() == [0, 2, 3]
-
-
-@pytest.mark.parametrize("check", CHECKS)
 def test_no_length_wraps(check):
     answer = np.array([[3, 4]] * 4)
     for dtype in (np.int64, np.uint64):
@@ -94,18 +80,6 @@ def test_rows_that_are_not_live(check, live):
     assert verdict.reasons.tolist() == [0, 0, 0, Reason.OUT_OF_RANGE]
     assert str(verdict.first) == "row 3 (past num_rows), out of range: slot 1 holds 0, not the sentinel"
     assert check(TENS, None, np.full((4, 2), -1), num_rows=-3) and not check(TENS, None, answer, num_rows=9)
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_smallest_and_nan_highest(check):
-    scores = np.array([[3, np.nan, -np.inf, np.inf, -0.0, 0.0]], np.float32)
-    assert check(scores, None, np.array([[2, 5, 4]]), largest=False)
-    assert check(scores, None, np.array([[2, 4, 5, 0, 3, 1]]), largest=False, sorted=True)
-    assert check(scores, None, np.array([[2, 4, 5, 0, 3, 1]]), largest=False, sorted=True, nan="highest")
-    assert not check(scores, None, np.array([[2, 4, 5, 0, 1]]), largest=False)
-    assert check(scores, None, np.array([[1, 3, 0, 4, 5, 2]]), nan="highest", sorted=True)
-    assert not check(scores, None, np.array([[3]]), nan="highest") and check(scores, None, np.array([[3]]), nan="last")
-    assert check(scores, None, np.array([[1, 3]]), nan="highest").nan_selected == 1
 
 
 def test_none_is_no_option():
