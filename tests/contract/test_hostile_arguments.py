@@ -68,3 +68,16 @@ def test_lazy_views_are_refused_by_name():
 def test_a_k_in_the_place_of_lengths_is_told_where_it_goes():
     with pytest.raises(ArgumentError, match=r"^lengths: got int; takes .*did you mean k=16\?"):
         ksieve.topk(np.zeros((2, 64), np.float32), 16)
+
+
+def test_jax_never_narrows_int64(monkeypatch):
+    import sys
+    import types
+
+    class JaxArray(np.ndarray):
+        __module__ = "jaxlib"
+
+    jax = types.SimpleNamespace(config=types.SimpleNamespace(jax_enable_x64=False))
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    with pytest.raises(ArgumentError, match=r"^index_dtype: .*jax_enable_x64"):
+        ksieve.topk(np.zeros((2, 64), np.float32).view(JaxArray), k=4, index_dtype="int64")
