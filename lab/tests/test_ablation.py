@@ -15,7 +15,7 @@ from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import PAPER_128
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
 from ksieve.planning.devices import DEVICES
-from ksieve_lab.bench import ablation, record
+from ksieve_lab.bench import ablation, record, tables
 from ksieve_lab.bench.ablation import activation, phases, steps
 from ksieve_lab.bench.ablation.paper import PAPER
 from ksieve_lab.bench.targets import Cpu, machine_of, read_prefixes
@@ -27,10 +27,9 @@ PAPER_TEXT = ROOT.parent / "shared" / "paper" / "000_cc15b63c323d553e.txt"
 @pytest.fixture(scope="module")
 def payload():
     """Two calls of 40 rows over 20,000 keys, and four cells of the activation sweep."""
-    return ablation.run(
-        requests=["20000"], k=128, backend="cpu", step_tokens=80, budget_bytes=20_000 * 4 * 40, widths=(4096, 8192),
-        rows=(3, 5), rounds=1,
-    )  # fmt: skip
+    small = {"backend": "cpu", "step_tokens": 80, "budget_bytes": 20_000 * 4 * 40}
+    fixed = small | {"widths": (4096, 8192), "rows": (3, 5)}
+    return replace(tables.find("ablation-cpu"), fixed=fixed).run(shapes="20000", k=128, rounds=1)
 
 
 def test_every_variant_of_every_part_is_measured_and_exact(payload):
@@ -130,10 +129,8 @@ def test_the_crossover_is_a_median_over_cells():
 
 
 def test_arguments_are_checked_before_anything_runs():
-    with pytest.raises(ArgumentError, match=r"^parts: got 'speed'"):
-        ablation.run(["speed"])
-    with pytest.raises(ArgumentError, match=r"^rounds"):
-        ablation.run(["margin"], rounds=0)
+    with pytest.raises(ArgumentError, match=r"^only: got 'speed'"):
+        tables.find("ablation").read(only="speed")
     with pytest.raises(ArgumentError, match=r"^backend: got 'tpu'"):
         machine_of("tpu")
     with pytest.raises(ArgumentError, match=r"^scores: got 'factors:x'"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,17 +13,19 @@ import pytest
 import ksieve
 from ksieve.core.errors import ArgumentError, FileFormatError, VerificationError
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve_lab.bench import contenders, cpu, record, startup
+from ksieve_lab.bench import contenders, cpu, record, runner, startup, tables, told
 from ksieve_lab.captures.writer import CaptureWriter
 
-SMALL = ((3, 4000),)
+BENCH = tables.find("cpu")
+FEW = replace(BENCH, fixed={"short": ((30, 70, 4), (5, 9, 9)), "optional": ((3, 4000, 50),), "searched": ((1024, 50),)})
 
 
-def measure(**options):
-    return cpu.run(
-        **{"shapes": SMALL, "k": 50, "rounds": 2, "adversarial": False, "searched": ((1024, 50),), "starts": False}
-        | options
-    )
+def measure(live=runner.SILENT, bench=FEW, **asked):
+    return bench.run(live, **{"shapes": "3x4000", "k": 50, "rounds": 2, "only": "compared"} | asked)
+
+
+def tables_of(payload):
+    return [said for said in cpu.tables(payload) if isinstance(said, told.Table)]
 
 
 @pytest.fixture
@@ -54,9 +58,10 @@ def test_contenders_see_the_same_rows_and_ratios_follow_from_the_seconds():
     assert case["source"] == "endpoint_structured"
 
 
-def test_short_rows_of_every_dtype_are_set_beside_torch():
+def test_short_rows_of_every_dtype_are_set_beside_torch(monkeypatch):
     pytest.importorskip("torch")
-    payload = measure(sources=(), short=((30, 70, 4), (5, 9, 9)), rounds=2)
+    monkeypatch.setattr(cpu, "SHAPES", ((1, 99),))
+    payload = measure(shapes="", only="short")
     cases = payload["results"]["short"]
     assert [(c["rows"], c["width"], c["k"], c["dtype"]) for c in cases] == [
         (*shape, dtype) for shape in ((30, 70, 4), (5, 9, 9)) for dtype in SCORE_DTYPES
@@ -65,25 +70,26 @@ def test_short_rows_of_every_dtype_are_set_beside_torch():
         assert case["exact"] == {"ksieve": True, cpu.TORCH: True}
         medians = case["median_seconds"]
         assert case["times_faster_than"] == {cpu.TORCH: medians[cpu.TORCH] / medians["ksieve"]}
-    ((_, _, lines),) = [t for t in cpu.tables(payload) if "short rows" in t[0]]
-    assert [line[:2] for line in lines[1:3]] == [("30 x 70, top 4", "float16"), ("30 x 70, top 4", "bfloat16")]
+    (table,) = tables_of(payload)
+    assert [line[:2] for line in table.rows[1:3]] == [["30 x 70, top 4", "float16"], ["30 x 70, top 4", "bfloat16"]]
 
 
 def test_calls_with_options_are_set_beside_the_plain_call(monkeypatch):
     monkeypatch.setenv("NUMBA_NUM_THREADS", "2")
-    payload = measure(sources=(), optional=((3, 4000, 50),))
+    monkeypatch.setattr(cpu, "SHAPES", ((1, 99),))
+    payload = measure(shapes="", only="options")
     cases = payload["results"]["options"]
     assert [(c["threads"], c["option"]) for c in cases] == [(t, o) for t in (1, 2) for o in ("plain", *cpu.OPTIONS)]
     for threads, plain in ((1, cases[0]), (2, cases[4])):
         own = [case for case in cases if case["threads"] == threads]
         assert [c["times_plain"] for c in own] == [c["median_seconds"] / plain["median_seconds"] for c in own]
-    ((_, columns, lines),) = [t for t in cpu.tables(payload) if "options" in t[0]]
-    assert len(lines) == 8 and lines[0][:3] == ("3 x 4,000, top 50", "1", "plain") and lines[0][4] == "1.00x"
+    ((columns, lines, _),) = tables_of(payload)
+    assert len(lines) == 8 and lines[0][:3] == ["3 x 4,000, top 50", "1", "plain"] and lines[0][4] == "1.00x"
     assert len(columns) == len(lines[0])
 
 
 def test_every_adversarial_family_is_set_beside_plain_rows():
-    cases = measure(sources=(), adversarial=True, rounds=1)["results"]["adversarial"]
+    cases = measure(only="adversarial", rounds=1)["results"]["adversarial"]
     assert {case["family"] for case in cases} == {p.name for p in cpu.ADVERSARIAL}
     for case in cases:
         assert case["times_plain"] == case["median_seconds"] / case["plain_median_seconds"]
@@ -111,7 +117,7 @@ def test_another_library_that_is_inexact_is_recorded(monkeypatch):
     )
     payload = measure()
     assert payload["results"]["compared"][0]["exact"][cpu.ARGPARTITION] is False
-    assert any("inexact" in cell for _, _, rows in cpu.tables(payload) for row in rows for cell in row)
+    assert any("inexact" in cell for table in tables_of(payload) for row in table.rows for cell in row)
 
 
 def test_answers_are_poisoned_before_each_run():
@@ -135,9 +141,8 @@ def test_rounds_start_with_another_contender_each():
 
 def test_progress_reaches_its_total():
     calls = []
-    measure(
-        sources=("endpoint", "random_normal"), adversarial=True, rounds=1, progress=lambda a, b: calls.append((a, b))
-    )
+    live = runner.Live(phase=lambda *_: nullcontext(lambda a, b: calls.append((a, b))))
+    measure(live, scores="endpoint,random_normal", only="compared; adversarial", rounds=1)
     total = 2 + len(cpu.ADVERSARIAL) + 1
     assert calls == [(i + 1, total) for i in range(total)]
 
@@ -157,20 +162,19 @@ def test_short_capture_rows_are_joined(capture):
     what, rows = cpu._capture_rows(str(path), 2, 6000)
     assert what == "rows.safetensors, 3 rows joined"
     np.testing.assert_array_equal(rows[1], np.concatenate([scores[3, :2503], scores[4, :2504], scores[5, :993]]))
-    payload = measure(shapes=((2, 6000),), sources=(path,))
+    payload = measure(shapes="2x6000", scores=str(path))
     assert payload["settings"]["sources"] == ["rows.safetensors"]
     assert payload["results"]["compared"][0]["source"] == "rows.safetensors, 3 rows joined"
-    with pytest.raises(ArgumentError, match=r"sources: got 6 rows in rows.safetensors; takes 9 rows to make 3 x 6000"):
-        measure(shapes=((3, 6000),), sources=(path,))
+    with pytest.raises(ArgumentError, match=r"scores: got 6 rows in rows.safetensors; takes 9 rows to make 3 x 6000"):
+        measure(shapes="3x6000", scores=str(path))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sources": ("nonsense",)}, "sources: got 'nonsense'; takes 'endpoint', a producer's name or the path"),
+        ({"scores": "nonsense"}, "scores: got 'nonsense'; takes 'endpoint', a producer's name or the path"),
         ({"rounds": 0}, "rounds: got 0; takes an int of at least 1"),
-        ({"shapes": ((0, 4000),)}, "shapes: got 0x4000; takes at least 1 row of at least k = 50 scores"),
-        ({"shapes": ((1, 49),)}, "shapes: got 1x49; takes at least 1 row"),
+        ({"shapes": "1x49"}, "shapes: got 1x49; takes rows of at least k = 50 scores"),
     ],
 )
 def test_wrong_arguments_are_refused_before_measuring(options, message):
@@ -182,7 +186,7 @@ def test_a_file_that_is_no_capture_is_refused_before_measuring(tmp_path):
     path = tmp_path / "notes.safetensors"
     path.write_text("no capture")
     with pytest.raises(FileFormatError, match=r"notes\.safetensors"):
-        measure(sources=("endpoint", path))
+        measure(scores=f"endpoint,{path}")
 
 
 # ---- fresh processes -------------------------------------------------------------------------------------
@@ -230,9 +234,9 @@ def test_a_failing_process_says_why():
 
 def test_payload_survives_the_file(tmp_path, monkeypatch):
     payload = measure(rounds=1)
-    assert cpu.result_name(payload) == f"cpu-{cpu.cpu.thread_count()}-threads.json"
+    assert BENCH.read().stem == f"cpu-{cpu.cpu.thread_count()}-threads"
     monkeypatch.chdir(tmp_path)
-    path = record.write_json(cpu.result_name(payload), payload)
+    path = record.write_json("cpu-1-threads.json", payload)
     assert path.parent.as_posix() == "benchmarks/results"
     found = record.read_json(path)
     assert found["schema"] == record.SCHEMA
@@ -295,10 +299,10 @@ def test_tables_hold_every_case(monkeypatch):
     monkeypatch.setattr(startup, "import_seconds", lambda: 0.1)
     monkeypatch.setattr(startup, "first_call_seconds", lambda: (8.0, 0.5))
     monkeypatch.setattr(startup, "extra_bytes", lambda *_: 100_000)
-    payload = measure(adversarial=True, starts=True, rounds=1)
-    text = "\n".join(" ".join((title, *columns, *map(str, rows))) for title, columns, rows in cpu.tables(payload))
+    payload = measure(only="compared; adversarial; start", rounds=1)
+    text = "\n".join(" ".join((str(title), *columns, *map(str, rows))) for columns, rows, title in tables_of(payload))
     for expected in (
-        "3 x 4,000, top 50",
+        "3 x 4,000",
         "endpoint_structured",
         "stride_hole",
         "1,024, top 50",

@@ -9,29 +9,15 @@ import os
 import pytest
 
 import ksieve
-from bench_host import invoke
+from bench_host import payload
 from ksieve.core.errors import ArgumentError
 from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune import laws, tasks, timing
-from ksieve_lab.bench import floor, gpu, record, shape_lists
+from ksieve.planning.tune import laws, timing
+from ksieve_lab.bench import floor, record
 from ksieve_lab.bench.variants import variants_of
-from ksieve_lab.cli import gpu as command
 
 H200 = DEVICES["h200"]
-
-
-def test_the_named_shapes():
-    assert len(shape_lists.OPERATOR) == 20
-    assert len(shape_lists.DECODE) == 63
-    assert command.shapes_of("operator", None) == (list(shape_lists.OPERATOR), "causal")
-    assert command.shapes_of("decode", "x131072")[0] == [(m, 131_072) for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
-    assert command.shapes_of("3x7, 5X900", None) == ([(3, 7), (5, 900)], "causal")
-    for bad in ("", "3x", "x", "0x5", "huge"):
-        with pytest.raises(ArgumentError, match=r"^--shapes: got"):
-            command.shapes_of(bad, None)
-    with pytest.raises(ArgumentError, match="--only nothing"):
-        command.shapes_of("operator", "nothing")
 
 
 def test_variants_are_every_family_with_every_policy_then_the_list():
@@ -160,17 +146,6 @@ def test_a_context_is_lost_if_waiting_for_the_device_fails(monkeypatch):
         assert timing.context_lost() is lost
 
 
-def test_a_summary_never_averages_inexact_answers():
-    def shape(**shares):
-        return {"selectors": {n: {"exact": e, "of_floor": v} for n, (v, e) in shares.items()}}
-
-    found = gpu.summary([shape(a=(0.5, True), b=(0.9, False)), shape(a=(0.8, True), b=(0.4, True)), {"skipped": "x"}])
-    assert found["of_floor"]["a"]["geometric_mean"] == pytest.approx(math.sqrt(0.4))
-    assert found["of_floor"]["a"]["least"] == 0.5
-    assert found["of_floor"]["b"]["shapes"] == 1
-    assert found["inexact"] == {"b": 1}
-
-
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_plain_reads_compile_without_spills(device):
     compiler = pytest.importorskip("ksieve.backends.cuda.jit.compile")
@@ -216,69 +191,11 @@ def test_endpoint_scores_are_where_they_should_be():
     assert (scores.lengths_text("30000"), scores.lengths_text("causal")) == ("lengths of 30,000", "causal lengths")
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    """The command over made-up clock readings."""
-
-    def measure_shape(shape, lengths, fill, seed, ask, device):
-        rows, width = shape
-        if rows > 4096:
-            return {"rows": rows, "width": width, "skipped": "34.4 GB of scores, 20.0 GB may be used"}
-        facts = {"floor_us": 100.0, "floor_kernel": "dealt", "floor_terabytes_per_second": 4.5}
-        facts["reads"] = {"dealt": {"median_us": 100.0}, "bulk": {"median_us": 104.0}}
-        facts["selectors"] = {v.name: {"median_us": 125.0, "of_floor": 0.8, "exact": True} for v in ask.variants}
-        if ask.variants:
-            facts["selectors"]["ksieve"] |= {"family": "resident_block"}
-            facts["selectors"]["torch.topk"] = {"error": "RuntimeError: out of memory", "exact": None}
-        return {"rows": rows, "width": width} | facts
-
-    monkeypatch.setattr(tasks, "require_device", lambda: H200)
-    monkeypatch.setattr(gpu, "measure_shape", measure_shape)
-    return measure_shape
-
-
-def test_the_gpu_table(measured, tmp_path):
-    done = invoke("gpu", "--shapes", "512x131072,8192x1048576", "--families", "resident_block", "--out", str(tmp_path))
-    assert done.exit_code == 0, done.output
-    lines = done.output.splitlines()
-    row = ["512", "x", "131072", "100.0", "4.50", "resident_block", "125.0", "0.80", "125.0", "0.80", "failed"]
-    assert any(line.split() == row for line in lines), done.output
-    assert any("8192 x 1048576" in line and "34.4 GB of scores" in line for line in lines)
-    assert "ksieve: geometric mean 0.800 of the floor, least 0.800, 1 shapes" in done.output
-    assert "torch.topk: RuntimeError: out of memory" in done.output
-    written = json.loads((tmp_path / "gpu-shapes-k2048.json").read_text())
-    assert (written["bench"], written["settings"]["lengths"]) == ("gpu", "causal")
-    assert written["results"]["shapes"][1]["skipped"]
-
-
-def test_an_inexact_answer_fails_the_command(measured, monkeypatch):
-    def inexact(*arguments):
-        facts = measured(*arguments)
-        facts["selectors"]["ksieve"]["exact"] = False
-        return facts
-
-    monkeypatch.setattr(gpu, "measure_shape", inexact)
-    done = invoke("gpu", "--shapes", "64x4096")
-    assert done.exit_code == 1
-    assert "125.0 INEXACT" in done.output
-
-
-def test_the_floor_table(measured, tmp_path):
-    done = invoke("floor", "--shapes", "64x4096,8192x1048576", "--out", str(tmp_path / "floor.json"))
-    assert done.exit_code == 0, done.output
-    assert any(
-        line.split() == ["64", "x", "4096", "100.0", "4.50", "100.0", "104.0"] for line in done.output.splitlines()
-    )
-    assert json.loads((tmp_path / "floor.json").read_text())["bench"] == "floor"
-
-
-def test_a_result_file_keeps_the_kind_of_its_scores():
+def test_a_command_line_is_recorded_without_folders():
     asked = ["__main__.py", "bench", "gpu", "--scores", "factors:/data/set/f.safetensors", "--out", "/tmp/out", "C:\\x"]
     assert record.command_line(asked) == "__main__.py bench gpu --scores factors:f.safetensors --out out " + (
         "x" if os.name == "nt" else "'C:\\x'"
     )
-    assert gpu.source_name("factors:a/b.safetensors") == "factors:b.safetensors"
-    assert gpu.source_name("endpoint") == "endpoint"
 
 
 def test_without_a_gpu_the_remedy_is_named(monkeypatch):
@@ -290,4 +207,4 @@ def test_without_a_gpu_the_remedy_is_named(monkeypatch):
     if cuda_devices():
         pytest.skip("there is one")
     with pytest.raises(BackendError, match=r"driver|GPU|ksieve\[cuda\]"):
-        gpu.run([(1, 1)])
+        payload("gpu", shapes="1x1")

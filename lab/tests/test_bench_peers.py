@@ -9,15 +9,16 @@ import types
 import pytest
 
 import ksieve
-from bench_host import OTHER_US, host, invoke
+from bench_host import OTHER_US, host, invoke, payload
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.tune import tasks
-from ksieve_lab.bench import gpu, peers
+from ksieve_lab.bench import peers
 
 torch = pytest.importorskip("torch")
 
 __all__ = ["host"]
-SHAPES, K = [(6, 4096)], 512
+SHAPES, K = "6x4096", 512
+OTHERS = "flashinfer,sglang,deepselect,vllm"
 
 
 def exact(scores, lengths, k, out=None):
@@ -106,7 +107,7 @@ def libraries(monkeypatch):
 
 
 def test_every_peer_is_run_and_verified(host, libraries):
-    results = gpu.run(SHAPES, K, torch_rounds=1, lengths="ragged")["results"]
+    results = payload("gpu", shapes="6x4096:ragged", k=K)["results"]
     selectors = results["shapes"][0]["selectors"]
     assert set(selectors) == {"ksieve", *(peer.name for peer in peers.PEERS)}
     for name, facts in selectors.items():
@@ -122,7 +123,7 @@ def test_every_peer_is_run_and_verified(host, libraries):
 
 
 def test_rows_shorter_than_k_are_padded_by_every_peer(host, libraries):
-    selectors = gpu.run([(6, 600)], K, torch_rounds=0, lengths="uniform")["results"]["shapes"][0]["selectors"]
+    selectors = payload("gpu", shapes="6x600:uniform", k=K, peers=OTHERS)["results"]["shapes"][0]["selectors"]
     assert all(f["exact"] for f in selectors.values() if "unsupported" not in f), selectors
 
 
@@ -133,10 +134,10 @@ def test_an_inexact_peer_is_shown_and_never_counts(host, libraries, monkeypatch)
 
     monkeypatch.setattr(SGLang, "topk_transform_ragged_v2", wrong)
     monkeypatch.setattr("bench_host.clock", lambda name: 1.0 if name == "sglang ragged" else OTHER_US)
-    done = invoke("gpu", "--shapes", "6x4096", "--k", K, "--peers", "sglang", "--torch-rounds", 0)
+    done = invoke("gpu", "--shapes", "6x4096", "--k", K, "--peers", "sglang")
     assert done.exit_code == 0, done.output
-    assert "1.0 INEXACT" in done.output
-    shape = gpu.run(SHAPES, K, peer_names=["sglang"])["results"]["shapes"][0]
+    assert "1.0 (20.00) INEXACT" in done.output
+    shape = payload("gpu", shapes=SHAPES, k=K, peers="sglang")["results"]["shapes"][0]
     assert shape["selectors"]["sglang ragged"]["exact"] is False
     assert shape["fastest"] != "sglang ragged"
 
@@ -150,7 +151,7 @@ def test_stale_outputs_do_not_pass(host, libraries, monkeypatch):
             exact(logits, seq_lens, k, indices)
 
     monkeypatch.setattr(VLLM, "top_k_per_row_decode", once)
-    found = gpu.run(SHAPES, K, peer_names=["vllm decode"])["results"]["shapes"][0]["selectors"]["vllm decode"]
+    found = payload("gpu", shapes=SHAPES, k=K, peers="vllm decode")["results"]["shapes"][0]["selectors"]["vllm decode"]
     assert found["exact"] is False
 
 
@@ -160,21 +161,21 @@ def test_a_peer_that_breaks_stays_alone(host, libraries, monkeypatch):
 
     monkeypatch.setattr(DeepSelect, "topk", broken)
     monkeypatch.delattr(SGLang, "topk_transform_ragged_v2")
-    selectors = gpu.run(SHAPES, K, torch_rounds=0)["results"]["shapes"][0]["selectors"]
+    selectors = payload("gpu", shapes=SHAPES, k=K, peers=OTHERS)["results"]["shapes"][0]["selectors"]
     assert "no kernel image" in selectors["deepselect"]["error"]
     assert "no topk_transform_ragged_v2" in selectors["sglang ragged"]["unsupported"]
     assert selectors["sglang paged"]["exact"] and selectors["ksieve"]["exact"]
 
 
 def test_what_a_peer_does_not_take_is_said(host, libraries):
-    done = invoke("gpu", "--shapes", "6x4096", "--k", 100, "--torch-rounds", 0)
+    done = invoke("gpu", "--shapes", "6x4096", "--k", 100)
     assert done.exit_code == 0, done.output
-    assert "6x4096 sglang paged: it takes k of 512, 1024 and 2048, not 100" in done.output
+    assert "6 x 4096 sglang paged: it takes k of 512, 1024 and 2048, not 100" in done.output
 
 
 def test_limits_of_a_peer_are_said_before_it_is_called(host, libraries):
     """Beyond some, a library would take another of its back ends without a word."""
-    selectors = gpu.run([(65, 4096)], K, torch_rounds=0, peer_names=["vllm"])["results"]["shapes"][0]["selectors"]
+    selectors = payload("gpu", shapes="65x4096", k=K, peers="vllm")["results"]["shapes"][0]["selectors"]
     assert selectors["vllm cooperative"]["unsupported"] == "it takes up to 64 rows, not 65"
     assert selectors["vllm persistent"]["exact"]
     module = libraries["flashinfer"]

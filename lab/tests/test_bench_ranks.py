@@ -11,26 +11,22 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 
 import torch
 
+from bench_host import invoke
+from bench_host import payload as payload_of
 from ksieve import distributed
 from ksieve_lab.bench import rank_model, rank_rows, ranks
-from ksieve_lab.cli.app import app
 from ksieve_lab.report import specs, tables
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["bench", "ranks", *map(str, arguments)])
 
 
 def test_one_rank(tmp_path):
     done = invoke(
-        "--shapes", "3x5000,2x900", "--k", 40, "--rounds", 2, "--dtypes", "float32,bfloat16", "--verify-rows", 5000,
-        "--interleaved", "2x900", "--replays", 7, "--out", tmp_path,
+        "ranks", "--shapes", "3x5000,2x900,2x900:interleaved", "--k", 40, "--rounds", 2, "--dtype", "float32,bfloat16",
+        "--out", tmp_path,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "ranks-cpu-1.json").read_text())["results"]
@@ -40,27 +36,32 @@ def test_one_rank(tmp_path):
         for name in ("gathered", "pairs", "planned"):
             facts = case["selectors"][name]
             assert facts["exact"] is True and facts["median_us"] > 0 and facts["min_us"] <= facts["median_us"]
-    found = results["verified"]
+    assert set(results["seconds"]) == {"scores", "first calls", "graphs", "times"}
+    done = invoke("ranks-rows", "--shapes", 5000, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    results = json.loads((tmp_path / "ranks-rows-cpu-1.json").read_text())["results"]
+    found, again = results["verified"], results["replays"]
     assert found["rows"] == 5000 == sum(found["layouts"].values()) and found["failed"] == 0
-    assert "5,000 rows: 0 failed" in done.output and "7 replays, 112 rows: 0 failed" in done.output
-    assert results["replays"]["replays"] == 7 and results["replays"]["failed"] == 0
-    assert set(results["seconds"]) == {"scores", "first calls", "graphs", "times", "verified rows", "replays"}
-    assert "seconds: scores " in done.output
+    assert "5,000 rows: 0 failed" in done.output and "50 replays, 800 rows: 0 failed" in done.output
+    assert again["replays"] == 50 and again["failed"] == 0
+    assert set(results["seconds"]) == {"verified rows", "replays"}
 
 
 def test_the_page_has_every_number_and_refuses_wrong_ones():
-    with ranks.group("cpu"):
-        payload = ranks.run([(2, 900)], interleaved=[(3, 800)], k=9, rounds=1, verified_rows=500, replays=4)
-    section, file = specs.section_of("ranks"), tables.File("ranks-cpu-1", payload)
-    tables.judge(section, file)
-    page = "".join(tables.render(table, [file]) for table in section.tables)
-    found = payload["results"]["verified"]
-    assert f"| ranks-cpu-1 | cpu | 1 | 500 | 4 | 0 | `{found['digest'][:16]}` |" in page
+    timed = payload_of("ranks", shapes="2x900,3x800:interleaved", k=9, rounds=1)
+    checked = payload_of("ranks-rows", shapes="400")
+    section = specs.section_of("ranks")
+    files = [tables.File("ranks-cpu-1", timed), tables.File("ranks-rows-cpu-1", checked)]
+    for file in files:
+        tables.judge(section, file)
+    page = "".join(tables.render(table, files) for table in section.tables)
+    found = checked["results"]["verified"]
+    assert f"| ranks-rows-cpu-1 | cpu | 1 | 400 | 4 | 0 | `{found['digest'][:16]}` |" in page
     for part in ("verified", "replays"):
-        payload["results"][part]["exact"] = False
+        checked["results"][part]["exact"] = False
         with pytest.raises(tables.InexactError):
-            tables.judge(section, file)
-        payload["results"][part]["exact"] = True
+            tables.judge(section, files[1])
+        checked["results"][part]["exact"] = True
 
 
 def test_the_page_has_whole_calls_over_the_number_of_gpus():
@@ -80,22 +81,25 @@ def test_the_page_has_whole_calls_over_the_number_of_gpus():
 
 @pytest.mark.extended
 def test_two_ranks_give_the_same_digest(tmp_path):
-    command = ["ksieve", "bench", "ranks", "--shapes", "2x900", "--k", "9", "--rounds", "1", "--verify-rows", "8100",
-               "--interleaved", "2x900", "--replays", "6"]  # fmt: skip
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *command]
-    done = subprocess.run(
-        [*launch, "--out", str(tmp_path)], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ksieve_lab", "bench"]
+    said = ""
+    for words in ("ranks --shapes 2x900,2x900:interleaved --k 9 --rounds 1", "ranks-rows --shapes 8100"):
+        done = subprocess.run(
+            [*launch, *words.split(), "--out", str(tmp_path)], capture_output=True, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        said += done.stdout
+    timed, checked = (json.loads((tmp_path / f"{stem}-cpu-2.json").read_text())["results"]
+                      for stem in ("ranks", "ranks-rows"))  # fmt: skip
+    assert timed["world"] == 2 and checked["verified"]["exact"] and checked["verified"]["same_on_every_rank"]
+    assert checked["replays"]["exact"] and all(
+        facts["exact"] for case in timed["shapes"] for name, facts in case["selectors"].items() if name != "local"
     )
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "ranks-cpu-2.json").read_text())["results"]
-    assert results["world"] == 2 and results["verified"]["exact"] and results["verified"]["same_on_every_rank"]
-    assert results["replays"]["exact"] and all(
-        facts["exact"] for case in results["shapes"] for name, facts in case["selectors"].items() if name != "local"
-    )
-    assert done.stdout.count("8,100 rows") == 1  # the first rank alone prints
+    assert said.count("8,100 rows") == 1  # the first rank alone prints
     with ranks.group("cpu"):
         alone = rank_rows.verify_rows(8100)
-    assert alone["digest"] == results["verified"]["digest"]
+    assert alone["digest"] == checked["verified"]["digest"]
 
 
 def test_more_gpus_are_predicted_from_fewer(tmp_path):
@@ -109,7 +113,7 @@ def test_more_gpus_are_predicted_from_fewer(tmp_path):
         ]  # fmt: skip
         payload = ranks.record.payload("ranks", {"device": "cuda", "k": 2048}, {"world": world, "shapes": cases})
         ranks.record.write_json(tmp_path / f"ranks-cuda-{world}.json", payload)
-    done = invoke("--predict", "8", "--out", tmp_path)
+    done = invoke("ranks-predict", "--shapes", "8", "--out", tmp_path)
     assert done.exit_code == 0, done.output
     payload = ranks.record.read_json(tmp_path / "predicted-ranks.json")
     cases = payload["results"]["shapes"]
@@ -125,10 +129,12 @@ def test_more_gpus_are_predicted_from_fewer(tmp_path):
         share = case["local_us"] / (case["local_us"] + 80)
         assert case["rate_of_one"]["gathered"] == pytest.approx(share)
     page = tables.render(specs.section_of("ranks").tables[1], [tables.File("predicted-ranks", payload)])
-    assert "| 8 | float32 | 1,073,742 | 80 |" in page
-    assert "numbers of GPUs" in str(invoke("--predict", "four").exception)
+    assert "| 8 | float32 | 134,218 | 80 |" in page, page
+    assert "numbers of at least 1" in str(invoke("ranks-predict", "--shapes", "four").exception)
     (tmp_path / "ranks-cuda-4.json").unlink()
-    assert "results of two numbers of GPUs" in str(invoke("--predict", "8", "--out", tmp_path).exception)
+    assert "results of two numbers of GPUs" in str(
+        invoke("ranks-predict", "--shapes", "8", "--out", tmp_path).exception
+    )
 
 
 def _moved(indices, counts):
@@ -249,10 +255,9 @@ def test_a_wrong_answer_fails_the_command(monkeypatch):
         return found
 
     monkeypatch.setattr(rank_rows, "topk", wrong)
-    done = invoke("--shapes", "none", "--verify-rows", 4000)
-    assert done.exit_code == 1 and "2 failed" in done.output, done.output
-    done = invoke("--shapes", "none", "--replays", 4)
-    assert done.exit_code == 1 and "4 replays, 64 rows: 4 failed" in done.output, done.output
+    done = invoke("ranks-rows", "--shapes", 4000)
+    assert done.exit_code == 1 and "4,000 rows: 2 failed" in done.output, done.output
+    assert "40 replays, 640 rows: 40 failed" in done.output
 
 
 def test_rows_do_not_depend_on_the_ranks_and_cover_every_kind():
@@ -263,16 +268,3 @@ def test_rows_do_not_depend_on_the_ranks_and_cover_every_kind():
         for world in (1, 2, 5):
             layout, widths = rank_rows.sharded(name, 300, world, np.random.default_rng(0))
             assert len(widths) == world and layout.extent(widths) == 300
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--dtypes", "float64"), "some of float32, float16, bfloat16"),
-        (("--device", "tpu"), "'cpu' or 'cuda'"),
-        (("--shapes", "wide"), "rows x width"),
-    ],
-)
-def test_refusals(arguments, message):
-    done = invoke(*arguments)
-    assert done.exit_code != 0 and message in str(done.exception) + done.output

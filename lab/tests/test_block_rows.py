@@ -46,9 +46,9 @@ def used_of(outputs, row):
 
 
 def test_every_kind_on_the_cpu(tmp_path):
-    done = invoke("blocks", "--device", "cpu", "--shapes", "none", "--verify-rows", 150, "--out", tmp_path)
+    done = invoke("blocks-rows-cpu", "--shapes", 150, "--out", tmp_path)
     assert done.exit_code == 0, done.output
-    payload = json.loads((tmp_path / "blocks-cpu.json").read_text())
+    payload = json.loads((tmp_path / "blocks-rows-cpu.json").read_text())
     found = payload["results"]["verified"]
     assert payload["settings"]["verified_rows"] == 150 and payload["results"]["shapes"] == []
     assert found["rows"] >= 150 and found["exact"] is True and found["failed"] == 0 and found["wrong"] == []
@@ -82,7 +82,7 @@ def test_wrong_rows_are_counted_and_named(tmp_path, monkeypatch):
     assert first["kind"] == "NaN first" and first["rows"] == [0] and first["verify"] == 1 and first["judge"]
     verified = block_rows.verify_rows
     monkeypatch.setattr(block_rows, "verify_rows", lambda *given, **more: verified(*given, **more, topk=select))
-    done = invoke("blocks", "--device", "cpu", "--shapes", "none", "--verify-rows", 1, "--out", tmp_path)
+    done = invoke("blocks-rows-cpu", "--shapes", 1, "--out", tmp_path)
     assert done.exit_code != 0 and "2 failed" in done.output and "NaN first" in done.output
 
 

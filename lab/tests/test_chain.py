@@ -17,12 +17,17 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.tune import timing
 from ksieve.planning.tune.timing import Timing
-from ksieve_lab.bench import chain, floor
+from ksieve_lab.bench import chain, floor, tables
 from ksieve_lab.captures import factors
 from ksieve_lab.chain import producers
 from ksieve_lab.report import figures
 
 torch = pytest.importorskip("torch")
+
+SMALL = replace(
+    tables.find("chain"),
+    fixed={"producer": "triton", "heads": 64, "dim": 32, "step_tokens": 700, "budget_bytes": 4 * 1000 * 90},
+)
 
 
 def statement(f, buffer, masked):
@@ -48,14 +53,6 @@ def test_the_terminal_steps_are_the_papers():
         assert {c.width for c in step} == {prompt}
         assert int(step[-1].lengths()[-1]) == prompt
     assert chain.terminal_step(0) == []
-
-
-def test_requests_are_names_or_numbers():
-    assert chain.prompt_of("245k") == 245_000
-    assert chain.prompt_of(9000) == 9000
-    for bad in ("", "12x", "0", -3):
-        with pytest.raises(ArgumentError, match=r"^requests: got"):
-            chain.prompt_of(bad)
 
 
 def test_made_factors_are_fp8_and_their_scores_lean_to_both_ends():
@@ -112,9 +109,8 @@ def on_the_host(monkeypatch):
     monkeypatch.setitem(producers.PRODUCERS, "triton", absent)
 
 
-def run_small(**options):
-    settings = {"heads": 2, "dim": 32, "step_tokens": 700, "budget_bytes": 4 * 1000 * 90, "others": ["torch.topk"]}
-    return chain.run(["1000"], 40, **(settings | options))
+def run_small(peers="torch.topk"):
+    return SMALL.run(shapes="1000:2", k=40, peers=peers)
 
 
 def test_the_chain_runs_every_call_and_judges_every_answer(on_the_host, monkeypatch):
@@ -136,7 +132,7 @@ def test_the_chain_runs_every_call_and_judges_every_answer(on_the_host, monkeypa
 
 def test_a_chain_that_leaves_no_answer_is_not_exact(on_the_host, monkeypatch):
     monkeypatch.setattr(timing, "measure", fake_measure([], wrong=("ksieve",)))
-    (request,) = run_small(others=[])["results"]["requests"]
+    (request,) = run_small("none")["results"]["requests"]
     assert request["selectors"]["ksieve"]["exact"] is False
 
 
@@ -162,7 +158,8 @@ def test_the_command_prints_the_share_and_the_papers(on_the_host, monkeypatch, t
     monkeypatch.setattr(timing, "measure", fake_measure([]))
     payload = run_small()
     payload["results"]["requests"][0]["request"] = "245K"
-    monkeypatch.setattr(chain, "run", lambda *arguments, **options: payload)
+    told = [replace(SMALL, measure=lambda settings, live: payload)]
+    monkeypatch.setattr(tables, "BENCHES", told)
     done = CliRunner().invoke(app, ["bench", "chain", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "gpu-chain.json").exists()

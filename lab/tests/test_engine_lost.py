@@ -41,7 +41,7 @@ def device(bench, monkeypatch):
     return state
 
 
-SOME = ("--engines", "sglang", "--only", "ragged_v2", "--dtypes", "float32")
+SOME = ("--peers", "sglang", "--only", "ragged_v2", "--dtype", "float32")
 RAGGED = "sglang.kernels.ops.attention.dsv4.topk.topk_transform_ragged_v2"
 KPOOL = "sglang.kernels.ops.attention.dsv4.topk.topk_transform_kpool_ragged_v2"
 CALL, ERROR = f"{RAGGED} 5 x 4096 float32", "operation not supported on global/shared address space"
@@ -63,15 +63,15 @@ def test_an_engine_s_fault_ends_the_measurement(device, tmp_path):
     assert cases[RAGGED, 6]["skipped"] == f"not measured: the GPU context was lost by {CALL}"
     assert len(found["host"]) == 2 and all("lost by" in host["skipped"] for host in found["host"])
     said = " ".join(done.stderr.split())
-    assert f"the GPU context was lost by the engine's own operator in {CALL}" in said and f"--last '{CALL}'" in said
+    assert f"the GPU context was lost by the engine's own operator in {CALL}" in said and f"--only '!{CALL}'" in said
 
 
-def test_what_is_known_to_fail_comes_last(device, tmp_path):
+def test_what_is_known_to_fail_comes_last(device, tmp_path, monkeypatch):
     device["fault"] = lambda name, rows: name == "ragged" and rows == 5
-    done, payload = measured(tmp_path, *SOME, "--shapes", "3x4096,5x4096,6x4096", "--last", CALL)
+    monkeypatch.setattr(engine_cases, "LAST", (CALL,))
+    done, payload = measured(tmp_path, *SOME, "--shapes", "3x4096,5x4096,6x4096")
     assert done.exit_code == exits.Exit.ERROR
     found = payload["results"]
-    assert payload["settings"]["last"] == [*engine_cases.LAST, CALL]
     assert [lost["call"] for lost in found["lost"]] == [CALL]
     untimed = [(case["operator"], case["rows"]) for case in found["shapes"] if "times_faster" not in case]
     assert untimed == [(RAGGED, 5)] and ERROR in found["shapes"][-1]["skipped"]
@@ -80,9 +80,28 @@ def test_what_is_known_to_fail_comes_last(device, tmp_path):
     assert "`topk_transform_ragged_v2`, 5 x 4,096, float32 | the engine's own: RuntimeError: CUDA error" in page
 
 
+def test_a_call_can_be_left_out(device, tmp_path):
+    device["fault"] = lambda name, rows: name == "ragged" and rows == 5
+    done, payload = measured(
+        tmp_path,
+        "--peers",
+        "sglang",
+        "--only",
+        f"ragged_v2; !{CALL}",
+        "--dtype",
+        "float32",
+        "--shapes",
+        "3x4096,5x4096",
+    )
+    assert done.exit_code == 0, done.output
+    assert {(case["operator"], case["rows"]) for case in payload["results"]["shapes"]} == {
+        (RAGGED, 3), (KPOOL, 3), (KPOOL, 5),
+    }  # fmt: skip
+
+
 def test_a_fault_of_ksieve_is_not_the_engine_s(device, tmp_path):
     device["fault"] = lambda name, rows: name == "ours" and rows == 5
-    done, payload = measured(tmp_path, "--engines", "sglang", "--only", "deep_select.topk", "--shapes", "3x4096,5x4096")
+    done, payload = measured(tmp_path, "--peers", "sglang", "--only", "deep_select.topk", "--shapes", "3x4096,5x4096")
     assert done.exit_code == exits.Exit.ERROR
     found = payload["results"]
     assert {lost["by"] for lost in found["lost"]} == {engines.AFTER}
@@ -92,9 +111,10 @@ def test_a_fault_of_ksieve_is_not_the_engine_s(device, tmp_path):
         seen("sglang", [tables.File("a", payload)])
 
 
-def test_a_fault_of_the_host_s_part(device, tmp_path):
+def test_a_fault_of_the_host_s_part(device, tmp_path, monkeypatch):
     device["fault"] = lambda name, rows: name == "ragged" and rows == engines.HOST_ROWS
-    _, payload = measured(tmp_path, *SOME, "--last", f"{RAGGED} 4 x 4096 float32 host")
+    monkeypatch.setattr(engine_cases, "LAST", (f"{RAGGED} 4 x 4096 float32 host",))
+    _, payload = measured(tmp_path, *SOME)
     found = payload["results"]
     assert [lost["call"] for lost in found["lost"]] == [f"{RAGGED} 4 x 4096 float32 host"]
     assert all("times_faster" in case for case in found["shapes"])
@@ -103,5 +123,5 @@ def test_a_fault_of_the_host_s_part(device, tmp_path):
 
 def test_a_first_call_that_takes_the_gpu_down_is_an_error(device, tmp_path):
     device["lost"] = True
-    done = invoke("engines", *SOME, "--parts", "operators", "--out", tmp_path)
+    done = invoke("engines", *SOME, "--out", tmp_path)
     assert done.exit_code != 0 and "lost the GPU context: choose others with --only" in str(done.exception)

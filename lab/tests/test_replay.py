@@ -181,9 +181,7 @@ def test_the_ablation_command_prints_the_papers_findings(tmp_path, monkeypatch):
     from ksieve_lab.cli.app import app
 
     monkeypatch.chdir(tmp_path)
-    words = (
-        "bench ablation --backend cpu --requests 9000 --step-tokens 20 --k 64 --rounds 1 --parts margin,rescue --out ."
-    )
+    words = "bench ablation-cpu --shapes 9000 --k 64 --rounds 1 --out . --only margin;rescue"
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code == 0, done.output
     for words in ("9000: last step, 1 calls", "paper s=128 rho=1.5", "ablation-margin-rescue-cpu.json"):

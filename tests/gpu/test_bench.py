@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
+from bench_host import payload
 from gpu import runner
 from ksieve_lab.bench import adversarial_gpu as hard
-from ksieve_lab.bench import general, gpu, scores, trace, worst
+from ksieve_lab.bench import scores, tables
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
@@ -28,38 +30,33 @@ def sound(case, *, floor=True):
 
 @pytest.mark.parametrize("lengths", ["causal", "ragged"])
 def test_shapes(lengths):
-    payload = gpu.run(
-        [(1, 8192), (64, 131_072), (700, 20_001)], 512, lengths=lengths, peer_names=["torch.topk"], rounds=2,
-        torch_rounds=1,
-    )  # fmt: skip
-    for shape in payload["results"]["shapes"]:
+    shapes = ",".join(f"{shape}:{lengths}" for shape in ("1x8192", "64x131072", "700x20001"))
+    for shape in payload("gpu", shapes=shapes, k=512, peers="torch.topk", rounds=2)["results"]["shapes"]:
         sound(shape)
         assert shape["selectors"]["torch.topk"]["peer"]
 
 
 def test_the_worst_case():
-    results = worst.run([(512, 32_768)], 512, peer_names=[], rounds=1)["results"]
+    results = payload("worst", shapes="512x32768", k=512, peers="none", rounds=1)["results"]
     assert {case["family"] for case in results["cases"]} == set(hard.FAMILIES)
     for case in results["cases"]:
         sound(case)
 
 
 def test_a_trace():
-    asked = {"short": 9000}
-    found = trace.run(asked, 512, step_tokens=4096, budget_bytes=100_000_000, decode_steps=2, batch=2, peer_names=[],
-                      rounds=1)["results"]["traces"]["short"]  # fmt: skip
+    small = {"step_tokens": 4096, "budget_bytes": 100_000_000, "decode_steps": 2, "batch": 2}
+    bench = dataclasses.replace(tables.find("trace"), fixed=small)
+    found = bench.run(shapes="9000", k=512, peers="none", rounds=1)["results"]["traces"]["9000"]
     for call in found["invocations"]:
         sound(call)
     assert found["selectors"]["ksieve"]["exact"] and found["floor_us"] > 0
 
 
 def test_shapes_from_outside_the_indexer():
-    cases = [(4096, 128, 8, "bfloat16"), (1, 2_000_000, 100, "float32")]
-    found = general.run(cases, rounds=1)["results"]
-    for shape in found["shapes"]:
-        sound(shape, floor=False)  # no read kernel is made for rows of 128 scores
-        assert shape["times_faster"] > 0
-    assert found["over_torch"]["shapes"] == len(cases)
+    for shape, dtype in (("4096x128:8", "bfloat16"), ("1x2000000:100", "float32")):
+        found = payload("general", shapes=shape, dtype=dtype, rounds=1)["results"]
+        sound(found["shapes"][0], floor=False)  # no read kernel is made for rows of 128 scores
+        assert found["shapes"][0]["times_faster"] > 0 and found["over_torch"]["shapes"] == 1
 
 
 def test_factors_give_the_same_scores_as_on_the_host(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -53,18 +55,11 @@ def test_the_same_factors_give_the_same_bits():
 
 
 def test_a_small_chain_is_exact_for_every_selector():
-    from ksieve_lab.bench import chain
+    from ksieve_lab.bench import tables
 
-    payload = chain.run(
-        ["30000"],
-        512,
-        heads=32,
-        dim=64,
-        others=["torch.topk"],
-        step_tokens=2000,
-        budget_bytes=4 * 30_000 * 600,
-        rounds=2,
-    )
+    small = {"producer": "triton", "heads": 32, "dim": 64, "step_tokens": 2000, "budget_bytes": 4 * 30_000 * 600}
+    bench = replace(tables.find("chain"), fixed=small)
+    payload = bench.run(shapes="30000", k=512, peers="torch.topk", rounds=2)
     (request,) = payload["results"]["requests"]
     assert {"ksieve, tiles", "ksieve, candidates"} < request["selectors"].keys()
     assert request["not_stored_ms"] > 0

@@ -12,7 +12,7 @@ import pytest
 from bench_host import host, invoke
 from ksieve.adapters._operators import HOMES
 from ksieve.adapters._tally import TALLY
-from ksieve_lab.bench import engines
+from ksieve_lab.bench import engines, runner
 
 __all__ = ["host"]
 
@@ -42,13 +42,11 @@ def bench(host, fakes, monkeypatch):
     """Few calls on the host, and nothing for compilers to do."""
     monkeypatch.setattr(engines, "HOST_CALLS", 1)
     monkeypatch.setattr(engines, "HOST_BLOCKS", 2)
-    monkeypatch.setattr(engines, "compile_plans", lambda plans, progress: progress(len(plans), len(plans)))
+    monkeypatch.setattr(runner, "compiled", lambda plans, live: None)
     return fakes
 
 
 def measured(tmp_path, *arguments):
-    done = invoke(
-        "engines", "--k", K, "--shapes", SHAPE, "--rounds", 1, "--parts", "operators", "--out", tmp_path, *arguments
-    )
+    done = invoke("engines", "--k", K, "--shapes", SHAPE, "--rounds", 1, "--out", tmp_path, *arguments)
     assert not isinstance(done.exception, Exception), repr(done.exception)
     return done, json.loads((tmp_path / "gpu-engines.json").read_text())

@@ -14,7 +14,7 @@ from ksieve.backends.cuda.jit import cache
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import tasks, timing
-from ksieve_lab.bench import floor, record
+from ksieve_lab.bench import floor, record, tables
 
 H200 = DEVICES["h200"]
 FLOOR_US, OWN_US, OTHER_US = 10.0, 12.5, 20.0
@@ -58,10 +58,10 @@ def host(monkeypatch):
     importlib.import_module("ksieve.distributed.ranks")  # imported later, it would keep the function below for good
     ran = []
 
-    def topk(scores, lengths, *, plan, out, workspace):
+    def topk(scores, lengths, k=None, *, plan, workspace, **asked):
         ran.append(plan)
         assert scores.shape == (plan.problem.rows, plan.problem.width) and workspace == "workspace"
-        return ksieve.topk(scores, lengths, plan.problem.k, out=out)
+        return ksieve.topk(scores, lengths, plan.problem.k if k is None else k, **asked)
 
     def allocate(rows, width, dtype, most=None, valid=None):
         element = getattr(torch, dtype)
@@ -80,12 +80,23 @@ def host(monkeypatch):
     return ran
 
 
-def invoke(*arguments):
+def run(*words):
+    """A command of the command line."""
     from typer.testing import CliRunner
 
     from ksieve_lab.cli.app import app
 
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)], prog_name="ksieve")
+    return CliRunner().invoke(app, [*map(str, words)], prog_name="ksieve")
+
+
+def invoke(*words):
+    """`ksieve bench` with these words."""
+    return run("bench", *words)
+
+
+def payload(name, **asked):
+    """Results of a bench whose options are as on the command line."""
+    return tables.find(name).run(**asked)
 
 
 def factor_file(path, queries=5, keys=40, heads=2):

@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "study s.safetensors --out new --json s.json",
         "replay s.safetensors --save s.json",
         "replay --example --save r.json --out r.json",
-        "bench cpu --source s.safetensors --out s.json",
+        "bench cpu --scores s.safetensors --out s.json",
     ],
 )
 def test_an_output_that_is_an_input_is_refused(folder, command, capsys, monkeypatch):

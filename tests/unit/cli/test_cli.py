@@ -349,8 +349,8 @@ def test_demo_outside_the_repository_makes_its_scores(
 
 
 def test_bench_cpu_prints_a_table_and_writes_its_json(run: Run, tmp_path: Path) -> None:
-    ask = ("--shape", "2x40000", "--shape", "3x33000", "--k", 100, "--rounds", 2, "--no-adversarial", "--no-starts")
-    ran = run("bench", "cpu", *ask, "--source", "random_normal", "--out", tmp_path)
+    ask = ("--shapes", "2x40000,3x33000", "--k", 100, "--rounds", 2, "--only", "compared")
+    ran = run("bench", "cpu", *ask, "--scores", "random_normal", "--out", tmp_path)
     assert (ran.code, ran.err) == (0, "")
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("cpu-")

@@ -150,7 +150,7 @@ def test_a_choice_that_is_none_is_reported_in_plain_words(folder: Path) -> None:
 @pytest.mark.extended
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero")
 def test_files_without_an_end_are_not_read(folder: Path) -> None:
-    for words in (("bench", "plot", "/dev/zero"), ("bench", "gpu", "--variants", "/dev/zero"), ("replay", "/dev/zero"),
+    for words in (("plot", "/dev/zero"), ("bench", "gpu", "--scores", "factors:/dev/zero"), ("replay", "/dev/zero"),
                   ("info", "/dev/zero"), ("verify", "s.safetensors", "/dev/zero"), ("plan", "--rows", "1", "--width",
                   "99k", "--k", "1", "--policy", "/dev/zero")):  # fmt: skip
         code, out, err = ran(folder, *words)

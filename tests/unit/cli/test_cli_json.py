@@ -64,7 +64,7 @@ COMMANDS: dict[tuple[str, ...], tuple[int, dict[str, Any]]] = {
     ("cache",): (0, {"entries": 0, "bytes": 0}),
     ("cache", "--clear"): (0, {"removed": 0}),
     ("replay", "--example", "--rounds", "1"): (0, {"bench": "replay", "results": dict}),
-    ("bench", "cpu", "--shape", "2x33000", "--rounds", "1", "--no-adversarial", "--no-starts", "--k", "100"): (
+    ("bench", "cpu", "--shapes", "2x33000", "--rounds", "1", "--only", "compared", "--k", "100"): (
         0, {"bench": "cpu", "results": dict},
     ),
 }  # fmt: skip
@@ -133,5 +133,5 @@ def test_every_command_that_prints_facts_takes_json() -> None:
         return found
 
     commands = walk(tree(), "")
-    assert [name for name, options in commands.items() if "--json" not in options] == ["bench plot"]
+    assert [name for name, options in commands.items() if "--json" not in options] == ["plot"]
     assert [name for name, options in commands.items() if "--quiet" not in options] == ["plan", "cache", "info"]

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import ksieve
+import ksieve_lab
+from ksieve_lab.bench import tables
 from ksieve_lab.captures import CaptureWriter
 
 BARE = """
@@ -35,8 +37,7 @@ for line in json.load(sys.stdin):
 """
 """Runs commands where only the base dependencies are installed."""
 
-FIGURES = ("bench trace", "bench worst", "bench gpu", "bench operator", "bench ablation", "bench chain", "bench blocks")
-GPU = (*FIGURES, "bench floor", "bench options", "bench general", "bench engines", "bench ranks", "tune")
+FIGURES = tuple(f"bench {bench.name}" for bench in tables.BENCHES if bench.figures)
 WRONG = {
     "study absent.safetensors --figures f": "absent.safetensors: no such file",
     "study s.safetensors --figures f --k 0": "--k: got 0",
@@ -53,45 +54,32 @@ WRONG = {
     "replay --example --figures f --peers z": "--peers: got 'z'",
     "replay --example --figures f --rounds 0": "'--rounds': got '0'",
     "replay --example --figures f --out none/x.json": "--out: got none/x.json",
-    "bench ablation --figures f --parts z": "--parts: got 'z'",
-    "bench ablation --figures f --backend z": "--backend: got 'z'",
+    "bench z": "NAME: got 'z'",
+    "bench ablation --figures f --only z": "--only: got 'z'",
     "bench ablation --figures f --scores z": "--scores: got 'z'",
-    "bench ablation --figures f --requests z": "--requests: got 'z'",
-    "bench chain --figures f --requests z": "--requests: got 'z'",
-    "bench chain --figures f --producer z": "--producer: got 'z'",
-    "bench chain --figures f --heads 3": "--heads: got 3; takes a power of two",
-    "bench trace --figures f --prompts z": "--prompts: got 'z'",
-    "bench trace --figures f --step-tokens 0": "'--step-tokens': got '0'",
-    "bench gpu --figures f --lengths z": "--lengths: got 'z'",
-    "bench gpu --figures f --families z": "--families: got 'z'",
-    "bench gpu --figures f --policies z": "--policies: got 'z'",
+    "bench ablation --figures f --shapes z": "--shapes: got 'z'",
+    "bench chain --figures f --shapes 245K:3": "--shapes: got '3'; takes heads of the indexer",
+    "bench trace --figures f --shapes z": "--shapes: got 'z'",
+    "bench gpu --figures f --shapes 2x3:z": "--shapes: got 'z'",
+    "bench gpu --figures f --peers z": "--peers: got 'z'",
     "bench gpu --figures f --scores factors:absent": "--scores: got 'factors:absent' (no such file)",
-    "bench plot absent.json": "absent.json: no result file (no such file)",
-    "bench cpu --shape 64": "--shape: got '64'; takes rows x width, such as 64x131072",
-    "bench cpu --source nothing": "--source: got 'nothing'; takes",
-    "bench floor --lengths z": "--lengths: got 'z'",
-    "bench options --scores z": "--scores: got 'z'",
-    "bench general --scores z": "--scores: got 'z'",
+    "plot absent.json": "absent.json: no result file (no such file)",
     "bench engines --scores z": "--scores: got 'z'",
-    "bench ranks --replays -1": "'--replays': got '-1'",
+    "bench ranks-rows --shapes -1": "--shapes: got '-1'",
     "build --for vllm --rows 3": "--rows: got [3]; takes nothing with --for",
     "build --arch sm_90a --bundle none/x.zip": "--bundle: got none/x.zip",
     "select s.safetensors --backend cuda --policy z": "--policy: got 'z'",
     "select s.safetensors --backend cuda --k 0": "--k: got 0",
     **{f"{command} --figures f --out none/x.json": "--out: got none/x.json" for command in FIGURES},
     **{f"{command} --figures file/f": "--figures: got file/f" for command in FIGURES},
-    **{f"{command} --rounds 0": "'--rounds': got '0'" for command in GPU},
-    **{
-        f"{command} --k 0": "--k: got 0"
-        for command in GPU
-        if command not in ("bench floor", "bench general", "bench blocks")
-    },
+    **{f"{command} --rounds 0": "'--rounds': got '0'" for command in ("tune", "bench gpu")},
+    **{f"{command} --k 0": "--k: got 0" for command in ("tune", "bench gpu")},
 }
 EXTRAS = {
     "study s.safetensors --figures f": "figures need matplotlib",
     "study s.safetensors --device cuda": "--device cuda ranks rows with PyTorch",
     "replay --example --figures f": "figures need matplotlib",
-    "bench plot r.json --figures f": "figures need matplotlib",
+    "plot r.json --figures f": "figures need matplotlib",
     **{f"{command} --figures f": "figures need matplotlib" for command in FIGURES},
 }
 
@@ -106,7 +94,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
 
         writer.write(np.zeros((64, 4000), np.float32))
     before = sorted(place.iterdir())
-    env = {**os.environ, "PYTHONPATH": str(Path(ksieve.__file__).parents[1])}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(Path(of.__file__).parents[1]) for of in (ksieve, ksieve_lab)),
+    }
     done = subprocess.run(
         [sys.executable, "-c", BARE], cwd=place, env=env, input=json.dumps([*WRONG, *EXTRAS]), text=True,
         capture_output=True, check=False,

@@ -87,8 +87,8 @@ def test_commands_refuse_such_an_output_before_any_work(
         writer.write(np.zeros((4, 4000), np.float32), np.full(4, 4000, np.int32))
     (there / "ro").mkdir()
     unwritable(monkeypatch, there / "ro")
-    for module in ("ksieve_lab.captures.format", "ksieve_lab.traces.replay", "ksieve_lab.bench.cpu"):
-        for name in ("Capture", "run"):
+    for module in ("ksieve_lab.captures.format", "ksieve_lab.traces.replay", "ksieve_lab.bench.contenders"):
+        for name in ("Capture", "run", "rotate"):
             monkeypatch.setattr(f"{module}.{name}", lambda *_, **__: pytest.fail("worked"), raising=False)
     for words in (
         ("study", "s.safetensors", "--out", "ro"),
@@ -120,8 +120,8 @@ def test_every_command_follows_the_rule(there: Path, monkeypatch: pytest.MonkeyP
         (("import", "m.npy", "d/"), "d/m.safetensors"),
         (("calibrate", "s.safetensors", "--out", "e/", "--json", "f/"), "e/policy.json"),
         (("replay", "--example", "--rounds", "1", "--backend", "cpu", "--save", "g/", "--out", "h/"), "g/example.json"),
-        (("bench", "cpu", "--shape", "2x4k", "--k", "8", "--rounds", "1", "--no-adversarial", "--no-starts",
-          "--source", "random_normal", "--out", "i/"), ""),
+        (("bench", "cpu", "--shapes", "2x4k", "--k", "8", "--rounds", "1", "--only", "compared",
+          "--scores", "random_normal", "--out", "i/"), ""),
     ]  # fmt: skip
     for words, path in commands:
         assert run(monkeypatch, *words) == 0, words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,15 +14,14 @@ from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import tasks, timing
+from ksieve.planning.tune import tasks
 from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 from ksieve.planning.tune.timing import Contender, Timing
-from ksieve.planning.tune.variants import compile_plans
 from ksieve_lab import oracle
-from ksieve_lab.bench import block_rows, floor, glue, gpu, record, scores
+from ksieve_lab.bench import block_rows, floor, glue, gpu, runner, scores
 from ksieve_lab.bench.glue import Steps
-from ksieve_lab.bench.gpu import Progress, Tell
 from ksieve_lab.bench.host_timing import measure_host
+from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.scores import in_blocks
 
 OWN, BARE, WRITE = "ksieve", "selection", "write"
@@ -77,28 +76,23 @@ Case = tuple[Model, int, int, str]
 """Model, rows, positions and dtype."""
 
 
-def cases(
-    names: Sequence[str] = (), shapes: Sequence[tuple[int, int]] = (), dtypes: Sequence[str] = ("float32", "bfloat16")
-) -> list[Case]:
-    """List cases: of all models or of those named, at their own shapes or at those given.
+def cases(settings: Settings) -> list[Case]:
+    """Models at their own shapes, or at those given.
 
     Raises
     ------
     ArgumentError
-        If a name is unknown, or a shape has rows of fewer than k entries.
+        If a shape has rows of fewer than k entries.
     """
     known = {model.name: model for model in MODELS}
-    for name in names:
-        if name not in known:
-            raise ArgumentError("models", repr(name), f"names of {', '.join(known)}")
     listed: list[Case] = []
-    for model in (known[name] for name in names or known):
-        for rows, positions in shapes or model.shapes:
+    for model in (known[name] for name in settings.chosen(known)):
+        for rows, positions in settings.shapes.items or model.shapes:
             width, steps = width_of(model, positions), model.steps
             if rows < 1 or positions % (steps.block * model.per) or 0.8 * width < steps.block * steps.k:
                 takes = f"for {model.name} whole blocks, and k = {steps.k} of them in 0.8 of a row"
                 raise ArgumentError("shapes", f"{rows}x{positions}", takes)
-            listed += [(model, rows, positions, dtype) for dtype in dtypes]
+            listed += [(model, rows, positions, dtype) for dtype in settings.dtypes]
     return listed
 
 
@@ -107,81 +101,64 @@ def width_of(model: Model, positions: int) -> int:
     return CANDIDATES if model.steps.table else positions // model.per
 
 
-def run(
-    listed: Sequence[Case],
-    *,
-    kind: str = "cuda",
-    rounds: int = 7,
-    verified_rows: int = 0,
-    seed: int = 0,
-    progress: Progress | None = None,
-    each: Tell | None = None,
-) -> dict[str, Any]:
+def measure(settings: Settings, live: Live) -> Facts:
     """Measure calls, their parts, and the same results from PyTorch operations, in rotated rounds.
 
-    Parameters
-    ----------
-    listed : sequence of Case
-    kind : {"cuda", "cpu"}
-        On CUDA each contender is a CUDA graph, and inputs are not in L2. On the CPU the plain read is ``amax``.
-    rounds, seed : int
-    verified_rows : int
-        Rows to select and verify besides, of every kind of `ksieve_lab.bench.block_rows`.
-    progress, each : callable, optional
-        As in `ksieve_lab.bench.gpu.run`; calls of verified rows count as steps too.
+    On CUDA each contender is a CUDA graph, and inputs are not in L2; on the CPU the plain read is ``amax``.
 
     Returns
     -------
     dict
-        For `record.write_json`. Of every case: the times of all contenders and whether their answers
-        were exact; ``of_floor`` of ours and of the selection, the plain read over it; ``of_parts``, our time over that
-        of selection and write; ``times_faster``, the time of each contender around a selector over ours. ``verified``
-        is what `ksieve_lab.bench.block_rows.verify_rows` returns, or None.
+        A payload. Of every case: the times of all contenders and whether their answers were exact; ``of_floor``, the
+        plain read over them; ``of_parts``, our time over that of selection and write; ``times_faster``, the time of
+        each contender around a selector over ours.
 
     Raises
     ------
     BackendError
         Without PyTorch, or without a GPU on "cuda".
     """
-    device: DeviceInfo | str = "cpu"
-    if kind == "cuda":
-        device = tasks.require_device()
-    else:
-        try:
-            import torch  # noqa: F401
-        except ImportError:
-            raise BackendError("the bench makes its inputs with PyTorch: pip install 'ksieve[torch]'") from None
-    calls = sum(1 for _ in block_rows.batches(verified_rows)) if verified_rows else 0
-
-    def step(done: int, _: int) -> None:
-        if progress is not None:
-            progress(done, len(listed) + calls)
-
-    results = gpu.over(listed, lambda case: _measure(case, kind, device, rounds, seed), step, each)
-    settings = {
-        "cases": [[case[0].name, *case[1:]] for case in listed], "lengths": "ragged", "device": kind,
-        "rounds": rounds, "verified_rows": verified_rows, "seed": seed,
-    }  # fmt: skip
-    verified = None
-    if verified_rows:
-        verified = block_rows.verify_rows(
-            verified_rows, device=device, seed=seed, progress=lambda done, of: step(len(listed) + done, of)
-        )
-    payload = {"shapes": results, "verified": verified}
-    return record.payload("blocks", settings, payload, gpu=kind == "cuda")
+    device, listed = _device(settings), cases(settings)
+    if isinstance(device, DeviceInfo):
+        runner.compiled(_plans(listed, device), live)
+    with live.phase("measuring", "cases") as progress:
+        found = runner.over(listed, lambda case: _measure(case, device, settings), progress, live.each)
+    written = {"cases": [[case[0].name, *case[1:]] for case in listed], "lengths": "ragged"}
+    return _payload(settings, {"shapes": found, "verified": None}, verified_rows=0, **written)
 
 
-def prepare(listed: Sequence[Case], progress: Progress, verified_rows: int = 0) -> None:
-    """Compile the kernels of a `run` on a GPU on all processors."""
-    device, plans = tasks.require_device(), []
+def verify_rows(settings: Settings, live: Live) -> Facts:
+    """Select and verify rows of every kind of `ksieve_lab.bench.block_rows`."""
+    device, (rows, *_) = _device(settings), settings.shapes.items
+    if isinstance(device, DeviceInfo):
+        runner.compiled((block_rows.plan_of(batch, device) for batch in block_rows.batches(rows)), live)
+    with live.phase("verifying", "calls") as progress:
+        found = block_rows.verify_rows(rows, device=device, seed=settings.seed, progress=progress)
+    return _payload(settings, {"shapes": [], "verified": found}, cases=[], verified_rows=rows)
+
+
+def _payload(settings: Settings, results: Facts, **written: Any) -> Facts:
+    gpu = settings.fixed["device"] == "cuda"
+    return settings.payload(results, gpu=gpu, shapes=None, dtype=None, **written)
+
+
+def _device(settings: Settings) -> DeviceInfo | str:
+    if settings.fixed["device"] == "cuda":
+        return tasks.require_device()
+    if importlib.util.find_spec("torch") is None:
+        raise BackendError("the bench makes its inputs with PyTorch: pip install 'ksieve[torch]'")
+    return "cpu"
+
+
+def _plans(listed: Sequence[Case], device: DeviceInfo) -> list[Plan]:
+    plans = []
     for model, rows, positions, dtype in listed:
         steps, width = model.steps, width_of(model, positions)
         pooled, inside = width // steps.block, steps.k - steps.first - steps.last
         for asked, scored in ((steps, width), (steps.bare, width), (Steps(inside), pooled)):
             with contextlib.suppress(ArgumentError):  # the run says so
                 plans.append(_plan(asked, rows, scored, dtype, device, dict.fromkeys(asked.arrays, True)))
-    plans += [block_rows.plan_of(batch, device) for batch in block_rows.batches(verified_rows)] if verified_rows else []
-    compile_plans(plans, progress)
+    return plans
 
 
 def _plan(steps: Steps, rows: int, width: int, dtype: str, device: DeviceInfo | str, given: Mapping[str, Any]) -> Plan:
@@ -189,14 +166,14 @@ def _plan(steps: Steps, rows: int, width: int, dtype: str, device: DeviceInfo | 
     return api.plan(rows=rows, width=width, k=steps.k, dtype=dtype, device=device, options=options)
 
 
-def _measure(case: Case, kind: str, device: DeviceInfo | str, rounds: int, seed: int) -> dict[str, Any]:
+def _measure(case: Case, device: DeviceInfo | str, settings: Settings) -> Facts:
     import torch
 
     model, rows, positions, dtype = case
-    steps, width = model.steps, width_of(model, positions)
-    facts: dict[str, Any] = {"model": model.name, "rows": rows, "positions": positions, "width": width, "dtype": dtype}
+    steps, width, seed = model.steps, width_of(model, positions), settings.seed
+    facts: Facts = {"model": model.name, "rows": rows, "positions": positions, "width": width, "dtype": dtype}
     facts |= {"k": steps.k, "columns": steps.columns}
-    if kind == "cuda":
+    if isinstance(device, DeviceInfo):
         made = tasks.allocate(rows, width, dtype)
         if isinstance(made, str):
             return facts | {"skipped": made}
@@ -214,15 +191,10 @@ def _measure(case: Case, kind: str, device: DeviceInfo | str, rounds: int, seed:
     if steps.table:
         every = torch.rand(rows, max(positions // 8, CANDIDATES // 8), device=where)
         given["block_table"] = every.argsort(1)[:, : CANDIDATES // 8].to(torch.int32)
-    reads = (
-        floor.contenders(matrices, lengths, device)
-        if isinstance(device, DeviceInfo)
-        else [Contender(READ, lambda i: matrices[i].amax(1))]
-    )
     # The columns of the second matrix are those of the bare selection.
     outs = [torch.empty(rows, steps.columns, dtype=torch.int32, device=where) for _ in matrices]
     bare = [torch.empty(rows, steps.k, dtype=torch.int32, device=where) for _ in matrices]
-    contenders, errors = list(reads), {}
+    contenders, errors = [], {}
     for name, asked, to, arrays in ((OWN, steps, outs, given), (BARE, steps.bare, bare, {})):
         if name == BARE and asked == steps:
             continue
@@ -236,17 +208,18 @@ def _measure(case: Case, kind: str, device: DeviceInfo | str, rounds: int, seed:
     for name, select in AROUND.items():
         glued = partial(_around, select, steps, matrices, lengths, given, outs)
         contenders.append(_judged(name, glued, steps, matrices, lengths, given, outs))
-    if kind == "cuda":
-        set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
-        times = timing.measure(contenders, len(matrices), set_bytes, rounds=rounds)
+    if isinstance(device, DeviceInfo):
+        reads, clock = floor.contenders(matrices, lengths, device), None
     else:
-        times = measure_host(contenders, len(matrices), rounds=rounds)
-    least = min((t for t in times[: len(reads)] if t.rounds), key=lambda t: t.median, default=Timing("none"))
-    selectors = {t.name: t.facts() for t in times[len(reads) :]} | {
-        name: {"error": error, "exact": None} for name, error in errors.items()
-    }
-    read = {"floor_us": least.median, "floor_kernel": least.name, "input_sets": len(matrices)}
-    return facts | read | {"selectors": selectors} | _ratios(least.median, selectors)
+        reads, clock = [Contender(READ, lambda i: matrices[i].amax(1))], _on_the_host
+    set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
+    read, selectors = gpu.timed(reads, contenders, len(matrices), set_bytes, rounds=settings.rounds, clock=clock)
+    selectors |= {name: {"error": error, "exact": None} for name, error in errors.items()}
+    return gpu.compact(facts | read | {"selectors": selectors} | _ratios(selectors))
+
+
+def _on_the_host(contenders: Sequence[Contender], sets: int, read_bytes: int, *, rounds: int) -> list[Timing]:
+    return measure_host(contenders, sets, rounds=rounds)
 
 
 def _around(
@@ -289,18 +262,13 @@ def _judged(
     return Contender(name, call, check, lambda i: outs[i].fill_(POISON))
 
 
-def _ratios(read_us: float, selectors: dict[str, Any]) -> dict[str, Any]:
+def _ratios(selectors: Mapping[str, Facts]) -> Facts:
     """Compare the times of a case; without a time there is no ratio of it."""
     known = {n: s["median_us"] for n, s in selectors.items() if "median_us" in s and s["exact"] is not False}
-    for name in (OWN, BARE):
-        if name in known and math.isfinite(read_us):
-            selectors[name]["of_floor"] = read_us / known[name]
-    found: dict[str, Any] = {}
-    if OWN in known:
-        found["times_faster"] = {name: known[name] / known[OWN] for name in AROUND if name in known}
-        if BARE in known:
-            found["of_parts"] = known[OWN] / (known[BARE] + known[WRITE])
-    return found
+    if OWN not in known:
+        return {}
+    found: Facts = {"times_faster": {name: known[name] / known[OWN] for name in AROUND if name in known}}
+    return found | ({"of_parts": known[OWN] / (known[BARE] + known[WRITE])} if BARE in known else {})
 
 
 def name_of(case: Mapping[str, Any]) -> str:

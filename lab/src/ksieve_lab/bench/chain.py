@@ -10,20 +10,21 @@ more and its answer is verified against them: production is deterministic.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ksieve.cli.sizes import parse_count
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.tune import timing
 from ksieve.planning.tune.tasks import MEMORY, PITCH_BYTES, require_device
 from ksieve.planning.tune.timing import Contender, Timing
-from ksieve_lab.bench import floor, record
-from ksieve_lab.bench.chain_selectors import NOT_STORED, Selector, Stage, selectors, without_matrix
+from ksieve_lab.bench import floor, runner
+from ksieve_lab.bench.chain_selectors import NOT_STORED, OURS, Selector, Stage, selectors, without_matrix
+from ksieve_lab.bench.runner import Facts, Live, Settings
+from ksieve_lab.bench.shape_lists import prompt_of
 from ksieve_lab.chain import producers
 from ksieve_lab.chain.producers import Produce
-from ksieve_lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
+from ksieve_lab.traces.serving import BUDGET_BYTES, STEP_TOKENS, Invocation, invocations
 
 PAPER = {
     "245K": {
@@ -46,105 +47,51 @@ def terminal_step(prompt: int, *, step_tokens: int = STEP_TOKENS, budget_bytes: 
     return [i for i in made if i.step == made[-1].step] if made else []
 
 
-def run(
-    requests: Sequence[str | int] = ("245K", "430K"),
-    k: int = 2048,
-    *,
-    heads: int = producers.HEADS,
-    dim: int = producers.DIM,
-    producer: str = "triton",
-    others: Sequence[str] | None = None,
-    step_tokens: int = STEP_TOKENS,
-    budget_bytes: int = BUDGET_BYTES,
-    rounds: int = 7,
-    slow_rounds: int = 3,
-    seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
+def cases(settings: Settings) -> list[tuple[str, list[Invocation]]]:
+    """Requests with the calls of their last step, after a look at the indexer's shape and its producer."""
+    fixed = settings.fixed
+    heads = settings.shapes.how or str(fixed["heads"])
+    if not heads.isdecimal() or int(heads) < 1 or int(heads) & (int(heads) - 1):
+        raise ArgumentError("shapes", repr(heads), "heads of the indexer after the colon: a power of two")
+    producers.check_name(fixed["producer"])
+    return [
+        (name, terminal_step(prompt, step_tokens=fixed["step_tokens"], budget_bytes=fixed["budget_bytes"]))
+        for name, prompt in settings.shapes.items
+    ]
+
+
+def measure(settings: Settings, live: Live) -> Facts:
     """Measure the chain of every request.
-
-    Parameters
-    ----------
-    requests : sequence of str or int
-        "245K", "430K", or prompt tokens.
-    k : int
-    heads, dim : int
-        Of the indexer.
-    producer : str
-        A name of `ksieve_lab.chain.producers.PRODUCERS`.
-    others : sequence of str, optional
-        Names of `ksieve_lab.bench.peers`; None means all that are installed, an empty one none.
-    step_tokens, budget_bytes : int
-        The scheduler's: query tokens per step, bytes of a score matrix.
-    rounds, slow_rounds : int
-        Timed rounds, and those of ``torch.topk``.
-    seed : int
-    progress : callable, optional
-        Called as ``progress(requests done, requests in all)``.
-
-    Returns
-    -------
-    dict
-        For `record.write_json`.
 
     Raises
     ------
-    ArgumentError
-        If an argument cannot be used.
     BackendError
         Without a GPU, PyTorch or the producer.
     """
-    prompts = [(str(r), prompt_of(r)) for r in requests]
-    device = require_device()
-    produce = producers.load(producer)
-    results = []
-    for done, (name, prompt) in enumerate(prompts):
-        if progress is not None:
-            progress(done, len(prompts))
-        calls = terminal_step(prompt, step_tokens=step_tokens, budget_bytes=budget_bytes)
-        results.append(
-            {"request": name, "prompt": prompt}
-            | _request(calls, k, heads, dim, produce, others, rounds, slow_rounds, seed, device)
-        )
-    if progress is not None:
-        progress(len(prompts), len(prompts))
-    settings = {
-        "requests": [name for name, _ in prompts], "k": k, "heads": heads, "dim": dim, "producer": producer,
-        "step_tokens": step_tokens, "budget_bytes": budget_bytes, "rounds": rounds, "seed": seed,
-    }  # fmt: skip
-    return record.payload("chain", settings, {"requests": results, "paper": PAPER}, gpu=True)
+    device, listed = require_device(), cases(settings)
+    produce = producers.load(settings.fixed["producer"])
+    heads = int(settings.shapes.how or settings.fixed["heads"])
+
+    def request(case: tuple[str, list[Invocation]]) -> Facts:
+        prompt = {"request": case[0], "prompt": prompt_of(case[0])}
+        return prompt | _request(case[1], settings, heads, produce, device)
+
+    with live.phase("measuring", "requests") as progress:
+        found = runner.over(listed, request, progress, None)
+    written: Any = {"requests": [name for name, _ in listed], "shapes": None, "heads": heads}
+    return settings.payload({"requests": found, "paper": PAPER}, **written)
 
 
-def prompt_of(request: str | int) -> int:
-    """Prompt tokens of a request: a name of the paper's, or a number.
-
-    Raises
-    ------
-    ArgumentError
-        If it is neither.
-    """
-    text = str(request).strip()
-    if text.upper() in PAPER_REQUESTS:
-        return PAPER_REQUESTS[text.upper()]
-    try:
-        return parse_count(text, minimum=1)
-    except ValueError:
-        takes = f"{', '.join(PAPER_REQUESTS)} or a number of prompt tokens"
-        raise ArgumentError("requests", repr(request), takes) from None
+def verdicts(payload: Facts) -> Iterator[bool | None]:
+    """Whether our answers were exact."""
+    for request in payload["results"]["requests"]:
+        if "skipped" not in request:
+            yield request["selectors"][OURS].get("exact")
 
 
 def _request(
-    calls: Sequence[Invocation],
-    k: int,
-    heads: int,
-    dim: int,
-    produce: Produce,
-    others: Sequence[str] | None,
-    rounds: int,
-    slow_rounds: int,
-    seed: int,
-    device: DeviceInfo,
-) -> dict[str, Any]:
+    calls: Sequence[Invocation], settings: Settings, heads: int, produce: Produce, device: DeviceInfo
+) -> Facts:
     import torch
 
     width = max(c.width for c in calls)
@@ -152,19 +99,20 @@ def _request(
     most = max(c.rows for c in calls)
     facts: dict[str, Any] = {"width": width, "calls": [[c.rows, c.width] for c in calls]}
     free = int(torch.cuda.mem_get_info()[0] * MEMORY)
-    needed = most * pitch * 4 + sum(c.rows for c in calls) * (heads * dim + 3 * 4 * k)
+    needed = most * pitch * 4 + sum(c.rows for c in calls) * (heads * settings.fixed["dim"] + 3 * 4 * settings.k)
     if needed > free:
         return facts | {"skipped": f"{needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB may be used"}
     buffer = torch.empty(most, pitch, dtype=torch.float32, device=DEVICE)
+    dim, k, seed = settings.fixed["dim"], settings.k, settings.seed
     keys = producers.make_keys(width, dim, seed=seed, device=DEVICE)
     stages = []
     for number, call in enumerate(calls):
         factors = producers.make_queries(keys, call.lengths(), heads, seed=seed + number, device=DEVICE)
         stages.append(Stage(factors, buffer[: call.rows, :width]))
-    chosen, skipped = selectors(stages, k, others)
+    chosen, skipped = selectors(stages, k, settings.peers)
     without, alone = without_matrix(stages, k, produce)
     chosen += without
-    timings = _measure(stages, produce, chosen, alone, rounds, slow_rounds, device)
+    timings = _measure(stages, produce, chosen, alone, settings.rounds, settings.torch_rounds, device)
     read_bytes = sum(c.valid_scores for c in calls) * 4
     operations = sum(stage.factors.operations for stage in stages)
     return facts | summarise(timings, chosen, read_bytes, operations) | {"skipped_peers": skipped}

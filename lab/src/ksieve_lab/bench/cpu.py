@@ -1,16 +1,17 @@
 """The CPU backend and other libraries: the same rows, one process, rotated rounds, every answer verified.
 
-Six parts: `_compare` times the contenders on ordinary rows, and `_short` ksieve and torch on many short ones;
-`_adversarial` compares adversarial families with plain random rows of the same shape, and `_aimed` does the same with
-rows that a search finds (`ksieve_lab.bench.aimed`); `_options` compares calls with options with the plain call;
-`ksieve_lab.bench.startup` measures the costs outside a call.
+`_compare` times the contenders on ordinary rows, and `_short` ksieve and torch on many short ones. `_hostile` compares
+adversarial families with plain random rows of the same shape, and `_aimed` does the same with rows that a search finds
+(`ksieve_lab.bench.aimed`). `_options` compares calls with options with the plain call. `ksieve_lab.bench.startup`
+measures the costs outside a call.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,18 @@ from ksieve.core.paths import unreadable
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
 from ksieve.planning.plan import Plan
-from ksieve_lab.bench import aimed, contenders, record, startup
+from ksieve_lab.bench import aimed, contenders, record, startup, told
 from ksieve_lab.bench.contenders import ARGPARTITION, FLOOR, TORCH
+from ksieve_lab.bench.runner import Facts, Live, Settings
+from ksieve_lab.bench.shape_lists import words
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.workloads.adversarial import ADVERSARIAL
 from ksieve_lab.workloads.producers import find_producer
 
 F32 = NDArray[np.float32]
-Progress = Callable[[int, int], None]
+
+PARTS = ("compared", "short", "options", "adversarial", "start")
+"""What can be measured; adversarial rows include those that a search finds."""
 
 SHAPES = ((64, 131_072), (16, 1_048_576))
 """Rows and width of the default measurement."""
@@ -46,9 +51,6 @@ OPTIONS = {
 }
 """What a selected row is finished with, on one thread and on all of them."""
 
-OPTION_SHAPES = ((32, 50_257, 50),)
-"""Rows, width and k of calls with `OPTIONS`: a step of sampling from a vocabulary."""
-
 ENDPOINT = "endpoint"
 """Source name: the endpoint-structured producer."""
 
@@ -56,122 +58,71 @@ BASELINE = "random_normal"
 """Producer of the short rows, and of the plain ones that adversarial rows are compared with."""
 
 
-def run(
-    shapes: Sequence[tuple[int, int]] = SHAPES,
-    sources: Sequence[str | os.PathLike[str]] = (ENDPOINT,),
-    k: int = 2048,
-    rounds: int = 9,
-    *,
-    short: Sequence[tuple[int, int, int]] = (),
-    optional: Sequence[tuple[int, int, int]] = (),
-    adversarial: bool = True,
-    searched: Sequence[tuple[int, int]] = aimed.SHAPES,
-    starts: bool = True,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Measure the CPU backend.
+def cases(settings: Settings) -> list[str]:
+    """Parts to measure, after a look at shapes and sources."""
+    for rows, width in settings.shapes.items or SHAPES:
+        if width < settings.k:
+            raise ArgumentError("shapes", f"{rows}x{width}", f"rows of at least k = {settings.k} scores")
+    return settings.chosen(PARTS)
 
-    Parameters
-    ----------
-    shapes : sequence of (rows, width)
-    sources : sequence of str or path
-        "endpoint", another producer's name, or the path of a capture. A capture wider than the shape is cut;
-        a narrower one has its rows joined end to end until they are wide enough.
-    k : int
-    rounds : int
-        Timed rounds; medians are reported.
-    short : sequence of (rows, width, k)
-        Many short rows, of every dtype, beside torch; left out without torch.
-    optional : sequence of (rows, width, k)
-        Calls with each of `OPTIONS`, beside the plain call.
-    adversarial : bool
-        Also time every adversarial family against plain random rows, and the rows of `searched`.
-    searched : sequence of (width, k)
-        Width and k of the searches for the row that costs the most.
-    starts : bool
-        Also measure import, first call and memory in fresh processes.
-    seed : int
-        Of the producers.
-    progress : callable, optional
-        Called as ``progress(steps done, steps in all)``.
 
-    Returns
-    -------
-    dict
-        For `record.write_json`; `tables` formats it.
+def sources_of(text: str) -> None:
+    """Refuse sources that have no rows."""
+    for source in words(text) or [text]:
+        _check_source(source)
+
+
+def measure(settings: Settings, live: Live) -> Facts:
+    """Measure the CPU backend. With shapes of the user's, many short rows and calls with options are left out.
+
+    A capture wider than a shape is cut; a narrower one has its rows joined end to end until they are wide enough.
 
     Raises
     ------
-    ArgumentError
-        If an argument cannot be used; nothing has been measured then.
     VerificationError
         If ksieve gave an inexact answer; another library's is recorded.
     """
-    if rounds < 1:
-        raise ArgumentError("rounds", rounds, "an int of at least 1")
+    k, rounds, seed, fixed = settings.k, settings.rounds, settings.seed, settings.fixed
+    parts, usual, shapes = cases(settings), not settings.shapes.items, settings.shapes.items or SHAPES
+    sources, has_torch = words(settings.scores), contenders.has_torch()
+    families = [p.name for p in ADVERSARIAL] if "adversarial" in parts else []
+    loaded = {source: _check_source(source) for source in sources} if "compared" in parts else {}
+    results: Facts = {"compared": [], "short": [], "options": [], "adversarial": [], "aimed": []}
+    steps: list[tuple[str, Callable[[], Any]]] = []
+
+    def step(part: str, measured: Callable[..., Any], *given: Any, **names: Any) -> None:
+        steps.append((part, lambda: [names | facts for facts in measured(*given)]))
+
     for rows, width in shapes:
-        if rows < 1 or width < k:
-            raise ArgumentError("shapes", f"{rows}x{width}", f"at least 1 row of at least k = {k} scores")
-    families = [p.name for p in ADVERSARIAL] if adversarial else []
-    searches = list(searched) if adversarial else []
-    kinds = [(*shape, dtype) for shape in short for dtype in SCORE_DTYPES] if contenders.has_torch() else []
-    asked = [(*shape, threads) for shape in optional for threads in sorted({1, cpu.thread_count()})]
-    total = len(shapes) * (len(sources) + len(families)) + len(kinds) + len(asked) + len(searches) + 3 * starts
-    steps = _Steps(total, progress)
-    loaded = {os.fspath(source): _check_source(source) for source in sources}
-    compared, hurt = [], []
-    for rows, width in shapes:
-        plan = api.plan(rows=rows, width=width, k=k)
+        plan, shape = api.plan(rows=rows, width=width, k=k), {"rows": rows, "width": width}
         for load in loaded.values():
-            what, scores = load(rows, width, k, seed)
-            compared.append({"source": what, "rows": rows, "width": width} | _compare(scores, plan, rounds))
-            steps.advance()
-        if families:
-            plain = find_producer(BASELINE)(rows, width, seed=seed, k=k)
-            for family in families:
-                scores = find_producer(family)(rows, width, seed=seed, k=k)
-                hurt.append(
-                    {"family": family, "rows": rows, "width": width} | _adversarial(scores, plain, plan, rounds)
-                )
-                steps.advance()
-    brief = []
-    for kind in kinds:
-        brief.append(_short(*kind, rounds, seed))
-        steps.advance()
-    finished = []
-    for one in asked:
-        finished += _options(*one, rounds, seed)
-        steps.advance()
-    found = []
-    for width, ranks in searches:
-        found.append({"width": width, "k": ranks} | _aimed(width, ranks, rounds, seed))
-        steps.advance()
-    results: dict[str, Any] = {
-        "compared": compared, "short": brief, "options": finished, "adversarial": hurt, "aimed": found
-    }  # fmt: skip
-    if starts:
-        results["start"] = {"import_seconds": startup.import_seconds()}
-        steps.advance()
-        compiling, cached = startup.first_call_seconds()
-        results["start"] |= {"first_call_compiling_seconds": compiling, "first_call_cached_seconds": cached}
-        steps.advance()
-        results["memory"] = _memory(k, [BASELINE, *families])
-        steps.advance()
-    settings = {
-        "shapes": shapes,
-        "sources": [Path(name).name for name in loaded],
-        "k": k,
-        "rounds": rounds,
-        "seed": seed,
-        "threads": cpu.thread_count(),
-    }
-    return record.payload("cpu", settings, results)
-
-
-def result_name(payload: dict[str, Any]) -> str:
-    """File name of a payload, the same on every run of the same kind of machine."""
-    return f"cpu-{payload['settings']['threads']}-threads.json"
+            step("compared", _compare, load, plan, rounds, seed, **shape)
+        for family in families:
+            step("adversarial", _hostile, family, plan, rounds, seed, family=family, **shape)
+    if usual and has_torch and "short" in parts:
+        for kind in itertools.product(fixed["short"], SCORE_DTYPES):
+            step("short", _short, *kind[0], kind[1], rounds, seed)
+    if usual and "options" in parts:
+        for shape_k, threads in itertools.product(fixed["optional"], sorted({1, cpu.thread_count()})):
+            step("options", _options, *shape_k, threads, rounds, seed)
+    for width, rank in fixed["searched"] if families else ():
+        step("aimed", _aimed, width, rank, rounds, seed, width=width, k=rank)
+    starts = 2 * ("start" in parts)
+    with live.phase("measuring", "steps") as progress:
+        for done, (part, run) in enumerate(steps, 1):
+            results[part] += run()
+            progress(done, len(steps) + starts)
+        if starts:
+            compiling, cached = startup.first_call_seconds()
+            results["start"] = {
+                "import_seconds": startup.import_seconds(), "first_call_compiling_seconds": compiling,
+                "first_call_cached_seconds": cached,
+            }  # fmt: skip
+            progress(len(steps) + 1, len(steps) + starts)
+            results["memory"] = _memory(k, [BASELINE, *families])
+            progress(len(steps) + starts, len(steps) + starts)
+    written = {"shapes": shapes, "sources": [Path(name).name for name in sources], "threads": cpu.thread_count()}
+    return settings.payload(results, gpu=False, **written, **dict.fromkeys(("scores", *fixed)))
 
 
 # ---- rows ------------------------------------------------------------------------------------------------
@@ -187,7 +138,7 @@ def _check_source(source: str | os.PathLike[str]) -> Load:
             producer = find_producer("endpoint_structured" if name == ENDPOINT else name)
         except ArgumentError:
             raise ArgumentError(
-                "sources", repr(name), f"{ENDPOINT!r}, a producer's name or the path of a capture"
+                "scores", repr(name), f"{ENDPOINT!r}, a producer's name or the path of a capture"
             ) from None
         return lambda rows, width, k, seed: (producer.name, producer(rows, width, seed=seed, k=k))
     open_capture(name).close()
@@ -201,7 +152,7 @@ def _capture_rows(path: str, rows: int, width: int) -> tuple[str, F32]:
         pieces = -(-width // max(int(valid.min()), 1)) if capture.rows else 1
         if capture.rows < rows * pieces:
             raise ArgumentError(
-                "sources", f"{capture.rows} rows in {Path(path).name}", f"{rows * pieces} rows to make {rows} x {width}"
+                "scores", f"{capture.rows} rows in {Path(path).name}", f"{rows * pieces} rows to make {rows} x {width}"
             )
         matrix = np.empty((rows, width), np.float32)
         for r in range(rows):
@@ -220,13 +171,15 @@ def _capture_rows(path: str, rows: int, width: int) -> tuple[str, F32]:
 # ---- timing ----------------------------------------------------------------------------------------------
 
 
-def _compare(scores: F32, plan: Plan, rounds: int) -> dict[str, Any]:
+def _compare(load: Load, plan: Plan, rounds: int, seed: int) -> Iterator[Facts]:
     """Time every contender on the same rows; the ratios are of medians."""
+    what, scores = load(plan.problem.rows, plan.problem.width, plan.problem.k, seed)
     seconds, exact = contenders.rotate(contenders.every(scores, plan), scores, plan, rounds)
     _, stats = api.topk(scores, plan=plan, return_stats=True)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     own = medians["ksieve"]
-    return {
+    yield {
+        "source": what,
         "median_seconds": medians,
         "spread": {name: record.spread(values) for name, values in seconds.items()},
         "exact": exact,
@@ -237,7 +190,7 @@ def _compare(scores: F32, plan: Plan, rounds: int) -> dict[str, Any]:
     }
 
 
-def _short(rows: int, width: int, k: int, dtype: str, rounds: int, seed: int) -> dict[str, Any]:
+def _short(rows: int, width: int, k: int, dtype: str, rounds: int, seed: int) -> Iterator[Facts]:
     """Time ksieve and torch on random rows of one dtype."""
     import torch
 
@@ -246,7 +199,7 @@ def _short(rows: int, width: int, k: int, dtype: str, rounds: int, seed: int) ->
     both = [contenders.ksieve_topk(scores, plan, "ksieve"), contenders.torch_topk(scores, k)]
     seconds, exact = contenders.rotate(both, scores, plan, rounds)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    return {
+    yield {
         "rows": rows,
         "width": width,
         "k": k,
@@ -258,7 +211,7 @@ def _short(rows: int, width: int, k: int, dtype: str, rounds: int, seed: int) ->
     }
 
 
-def _options(rows: int, width: int, k: int, threads: int, rounds: int, seed: int) -> list[dict[str, Any]]:
+def _options(rows: int, width: int, k: int, threads: int, rounds: int, seed: int) -> list[Facts]:
     """Time the plain call and one with each option in turns."""
     scores = find_producer(BASELINE)(rows, width, seed=seed, k=k)
     asked = {"plain": Options()} | OPTIONS
@@ -275,8 +228,14 @@ def _options(rows: int, width: int, k: int, threads: int, rounds: int, seed: int
     ]
 
 
-def _adversarial(scores: F32, plain: F32, plan: Plan, rounds: int) -> dict[str, Any]:
+def _hostile(family: str, plan: Plan, rounds: int, seed: int) -> Iterator[Facts]:
     """Time one family and plain rows in turns, so that both see the same machine."""
+    rows, width, k = plan.problem.rows, plan.problem.width, plan.problem.k
+    family_rows, plain = (find_producer(name)(rows, width, seed=seed, k=k) for name in (family, BASELINE))
+    yield _in_turns(family_rows, plain, plan, rounds)
+
+
+def _in_turns(scores: F32, plain: F32, plan: Plan, rounds: int) -> Facts:
     both = [
         contenders.ksieve_topk(scores, plan, "family"),
         replace(contenders.ksieve_topk(plain, plan, "plain"), judged=False),
@@ -292,16 +251,16 @@ def _adversarial(scores: F32, plain: F32, plan: Plan, rounds: int) -> dict[str, 
     }
 
 
-def _aimed(width: int, k: int, rounds: int, seed: int) -> dict[str, Any]:
+def _aimed(width: int, k: int, rounds: int, seed: int) -> Iterator[Facts]:
     """Search for the row of a width that costs the most, and time it and a plain one in turns."""
     plan = api.plan(rows=1, width=width, k=k)
     found = aimed.search(plan, aimed.STEPS, seed)
     plain = find_producer(BASELINE)(1, width, seed=seed, k=k)
-    return {
+    yield {
         "work": found.work,
         "random_work": found.random_work,
         "times_random": found.times_random,
-        **_adversarial(found.row[None], plain, plan, rounds),
+        **_in_turns(found.row[None], plain, plan, rounds),
     }
 
 
@@ -324,107 +283,64 @@ def _memory(k: int, producers: list[str]) -> dict[str, Any]:
     }
 
 
-class _Steps:
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self._done, self._total, self._progress = 0, total, progress
-
-    def advance(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-
 # ---- tables ----------------------------------------------------------------------------------------------
 
 
-TableOfTexts = tuple[str, Sequence[str], Sequence[Sequence[str]]]
-"""Title, column names and rows."""
-
-
-def tables(payload: dict[str, Any]) -> Iterator[TableOfTexts]:
-    """Write a payload of `run` as tables for people; those without rows are left out."""
+def tables(payload: Facts) -> Iterator[told.Said]:
+    """Tables of a payload; those without rows are left out."""
     results, settings = payload["results"], payload["settings"]
-    for rows, width in settings["shapes"]:
-        title = f"{rows:,} x {width:,}, top {settings['k']:,}, {settings['threads']} threads"
-        compared = [
-            (
-                case["source"],
-                _milliseconds(case["median_seconds"]["ksieve"]),
-                *(_faster(case, name) for name in (TORCH, ARGPARTITION)),
-                f"{case['rate_of_max']:.2f}x",
-            )
-            for case in _of_shape(results["compared"], rows, width)
-        ]
-        if compared:
-            columns = ("rows", "ksieve", "torch.topk", "argpartition", "max")
-            yield f"{title}: times faster than others", columns, compared
-        adversarial = [
-            (
-                case["family"],
-                _milliseconds(case["median_seconds"]),
-                f"{case['times_plain']:.2f}x",
-                f"{case['scans_mean']:.1f}",
-                ", ".join(f"{count} {route}" for route, count in case["routes"].items()),
-            )
-            for case in _of_shape(results["adversarial"], rows, width)
-        ]
-        if adversarial:
-            columns = ("family", "ksieve", "of plain rows", "model scans", "routes")
-            yield f"{title}: adversarial rows", columns, adversarial
-    if results["short"]:
-        lines = [
-            (
-                f"{case['rows']:,} x {case['width']:,}, top {case['k']:,}",
-                case["dtype"],
-                _milliseconds(case["median_seconds"]["ksieve"]),
-                _faster(case, TORCH),
-            )
-            for case in results["short"]
-        ]
-        yield "Many short rows: times faster than torch.topk", ("rows", "dtype", "ksieve", "torch.topk"), lines
-    if results["options"]:
-        asked = [
-            (
-                f"{case['rows']:,} x {case['width']:,}, top {case['k']:,}",
-                str(case["threads"]),
-                case["option"],
-                _milliseconds(case["median_seconds"]),
-                f"{case['times_plain']:.2f}x",
-            )
-            for case in results["options"]
-        ]
-        yield "Calls with options", ("rows", "threads", "option", "ksieve", "of a plain call"), asked
-    if results["aimed"]:
-        searched = [
-            (
-                f"{case['width']:,}, top {case['k']:,}",
-                f"{case['times_random']:.2f}x",
-                _milliseconds(case["median_seconds"]),
-                f"{case['times_plain']:.2f}x",
-            )
-            for case in results["aimed"]
-        ]
-        heads = ("row", "work of a random row's", "ksieve", "of a plain row")
-        yield "The most expensive rows that a search finds, one at a time", heads, searched
+
+    def table(title: str, columns: str, part: str, *cells: Callable[[Facts], str]) -> Iterator[told.Said]:
+        rows = [[cell(case) for cell in cells] for case in results.get(part, ())]
+        if rows:
+            yield told.Table(columns.split(", "), rows, title)
+
+    top = f"top {settings['k']:,}, {settings['threads']} threads"
+    yield from table(
+        f"{top}: times faster than others", "rows, of, ksieve, torch.topk, argpartition, max", "compared", _shape,
+        lambda case: case["source"], lambda case: _milliseconds(case["median_seconds"]["ksieve"]),
+        lambda case: _faster(case, TORCH), lambda case: _faster(case, ARGPARTITION),
+        lambda case: f"{case['rate_of_max']:.2f}x",
+    )  # fmt: skip
+    yield from table(
+        "Many short rows: times faster than torch.topk", "rows, dtype, ksieve, torch.topk", "short", _shape,
+        lambda case: case["dtype"], lambda case: _milliseconds(case["median_seconds"]["ksieve"]),
+        lambda case: _faster(case, TORCH),
+    )  # fmt: skip
+    costs = [lambda case: _milliseconds(case["median_seconds"]), lambda case: f"{case['times_plain']:.2f}x"]
+    yield from table(
+        "Calls with options", "rows, threads, option, ksieve, of a plain call", "options", _shape,
+        lambda case: str(case["threads"]), lambda case: case["option"], *costs,
+    )  # fmt: skip
+    yield from table(
+        f"{top}: adversarial rows", "rows, family, ksieve, of plain rows, model scans, routes", "adversarial", _shape,
+        lambda case: case["family"], *costs, lambda case: f"{case['scans_mean']:.1f}",
+        lambda case: "; ".join(f"{count} {route}" for route, count in case["routes"].items()),
+    )  # fmt: skip
+    yield from table(
+        "The most expensive rows that a search finds, one at a time",
+        "row, ksieve, of a plain row, work of a random row's", "aimed",
+        lambda case: f"{case['width']:,}, top {case['k']:,}", *costs, lambda case: f"{case['times_random']:.2f}x",
+    )  # fmt: skip
     if "start" in results:
         start, memory = results["start"], results["memory"]
         grown = memory["resident_growth_bytes_per_thread"]
-        costs = [
+        found = [
             ("import ksieve", f"{start['import_seconds']:.2f} s"),
             ("first call, compiling", f"{start['first_call_compiling_seconds']:.1f} s"),
             ("first call, from the disk cache", f"{start['first_call_cached_seconds']:.2f} s"),
             ("scratch per thread", f"{memory['scratch_bytes_per_thread'] / 1024:.0f} KiB"),
         ]
-        if grown is not None:
-            costs.append(("resident growth per thread", f"{grown / 1024:.0f} KiB"))
-        yield "Outside a call", ("what", "cost"), costs
+        found += [("resident growth per thread", f"{grown / 1024:.0f} KiB")] if grown is not None else []
+        yield told.Table(("what", "cost"), found, "Outside a call")
+    yield f"medians of {settings['rounds']} rounds in one process; every answer verified"
 
 
-def _of_shape(cases: list[dict[str, Any]], rows: int, width: int) -> list[dict[str, Any]]:
-    return [case for case in cases if (case["rows"], case["width"]) == (rows, width)]
+def _shape(case: Facts) -> str:
+    return f"{case['rows']:,} x {case['width']:,}" + (f", top {case['k']:,}" if "k" in case else "")
 
 
-def _faster(case: dict[str, Any], name: str) -> str:
+def _faster(case: Facts, name: str) -> str:
     if name not in case["times_faster_than"]:
         return "absent"
     return f"{case['times_faster_than'][name]:.1f}x" + ("" if case["exact"][name] else ", inexact")

@@ -27,14 +27,14 @@ Facts = dict[str, Any]
 
 
 def label(task: Task) -> str:
-    """Name of a task, by a part of which it can be put after the others."""
+    """Name of a task, by a part of which it can be left out."""
     kind, (operator, rows, width, dtype) = task
     return f"{operator.name} {rows} x {width} {dtype}" + (" host" if kind == "host" else "")
 
 
-def in_order(tasks: Sequence[Task], last: Sequence[str]) -> list[Task]:
-    """Tasks with those after the others whose `label` contains one of some texts."""
-    return sorted(tasks, key=lambda task: any(text in label(task) for text in last))
+def in_order(tasks: Sequence[Task]) -> list[Task]:
+    """Tasks, `LAST` after all others."""
+    return sorted(tasks, key=lambda task: label(task) in LAST)
 
 
 def facts_of(case: Case, k: int) -> Facts:

@@ -5,16 +5,32 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ksieve.core.errors import BackendError
+from ksieve.core.errors import ArgumentError, BackendError
 from ksieve_lab.bench.engine_calls import CALLS, NOT_TIMED, Call
+from ksieve_lab.bench.shape_lists import words
 
 _MOST = 240
 
 ENGINES = ("vllm", "sglang", "flashinfer", "tensorrt_llm")
+
+
+def engines_of(text: str) -> tuple[list[str], list[Any]]:
+    """Read names of engines."""
+    names = list(ENGINES) if text == "all" else words(text)
+    if not names or set(names) - set(ENGINES):
+        raise ArgumentError("peers", repr(text), f"some of {', '.join(ENGINES)}")
+    return names, []
+
+
+def names_of(engines: Sequence[str]) -> list[str]:
+    """Full names of the engines' operators."""
+    from ksieve.adapters._operators import OPERATORS
+
+    return list(dict.fromkeys(operator.name for engine in engines for operator in OPERATORS[engine]))
 
 
 @dataclass(frozen=True)
@@ -47,9 +63,9 @@ class Replaced:
 
 @contextlib.contextmanager
 def installed(
-    engines: Sequence[str] = ENGINES, only: str = ""
+    engines: Sequence[str], names: Container[str]
 ) -> Iterator[tuple[list[Replaced], dict[str, str], dict[str, str]]]:
-    """Import the engines' operators, and replace them until the end.
+    """Import operators of some engines, by their full names, and replace them until the end.
 
     Yields
     ------
@@ -71,7 +87,7 @@ def installed(
     absent: dict[str, str] = {}
     own: dict[str, Any] = {}
     for operator in (operator for engine in engines for operator in OPERATORS[engine]):
-        if only not in operator.name or operator.name in own or operator.name in absent:
+        if operator.name not in names or operator.name in own or operator.name in absent:
             continue
         if (reason := NOT_TIMED.get(operator.adapter) or _import(operator)) is not None:
             absent[operator.name] = reason
@@ -96,8 +112,8 @@ def installed(
                     call = CALLS[operator.adapter]
                     found[operator.name] = Replaced(operator, call, own[operator.name], served)
         if not found:
-            reasons = dict.fromkeys(absent.values()) or [f"no operator has {only!r} in its name"]
-            raise BackendError(f"no operator of {', '.join(engines)} to measure: {'; '.join(reasons)}")
+            reasons = "; ".join(dict.fromkeys(absent.values()))
+            raise BackendError(f"no operator of {', '.join(engines)} to measure: {reasons}")
         versions = {name: v for engine in engines for name, v in _signatures.versions(engine).items()}
         yield list(found.values()), {n: why for n, why in absent.items() if n not in found}, versions
     finally:

@@ -12,7 +12,7 @@ import importlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,51 +23,48 @@ from ksieve.planning.plan import Plan
 from ksieve.planning.tune import laws, tasks, timing
 from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 from ksieve.planning.tune.timing import Contender
-from ksieve.planning.tune.variants import compile_plans
-from ksieve_lab.bench import gpu, record, scores
+from ksieve_lab.bench import engine_switch, runner, scores
 from ksieve_lab.bench.engine_calls import Inputs, indices
-from ksieve_lab.bench.engine_cases import LAST, LOST_BY, Case, Facts, Task, facts_of, in_order, label
+from ksieve_lab.bench.engine_cases import LOST_BY, Case, Task, facts_of, in_order, label
 from ksieve_lab.bench.engine_switch import Replaced, line, without_folders
-from ksieve_lab.bench.gpu import Progress, Tell
+from ksieve_lab.bench.runner import Facts, Live, Settings
 
 BEFORE, AFTER = "own", "ksieve"
 """The engine's own operator, and what is in its place afterwards."""
 
-SHAPES = (
-    *((rows, width) for width in (16_384, 131_072) for rows in (1, 16, 64, 256)),
-    (2048, 131_072),
-)  # fmt: skip
+SHAPES = "1x16384,16x16384,64x16384,256x16384,1x131072,16x131072,64x131072,256x131072,2048x131072"
 """Decode batches, and rows of a prefill."""
-
-DTYPES = ("float32", "bfloat16")
 
 HOST_ROWS, HOST_WIDTH = 4, 4096
 HOST_CALLS, HOST_BLOCKS = 100, 20
 """Calls between two waits for the device, fewer than its queue holds; and how often each side has its turn."""
 
 
-def cases(
-    operators: Sequence[Replaced], shapes: Sequence[tuple[int, int]] = SHAPES, dtypes: Sequence[str] = DTYPES
-) -> list[Case]:
+def cases(settings: Settings) -> list[str]:
+    """Names of operators; which of them are here is known when the engines are imported."""
+    return settings.chosen(engine_switch.names_of(settings.peers or ()))
+
+
+def listed(operators: Sequence[Replaced], settings: Settings) -> list[Case]:
     """List what to measure, so that cases of a shape and dtype follow each other, and share their scores."""
     return [
         (operator, *shape, dtype)
-        for shape in shapes
-        for dtype in dtypes
+        for shape in settings.shapes.items
+        for dtype in settings.dtypes
         for operator in operators
         if dtype in operator.call.dtypes
     ]
 
 
-def prepare(listed: Sequence[Case], k: int, progress: Progress) -> None:
-    """Compile the kernels of a `run` on all processors: those of ksieve, then those that the engines compile."""
+def prepare(every: Sequence[Case], k: int, live: Live) -> None:
+    """Compile the kernels on all processors: those of ksieve, then those that the engines compile."""
     device = tasks.require_device()
     plans = []
-    for case in listed:
+    for case in every:
         with contextlib.suppress(ArgumentError):  # the run says so
             plans.append(_plan(case, k, device))
-    compile_plans(plans, progress)
-    firsts = {(operator.name, dtype): (operator, dtype) for operator, _, _, dtype in listed}
+    runner.compiled(plans, live)
+    firsts = {(operator.name, dtype): (operator, dtype) for operator, _, _, dtype in every}
     with ThreadPoolExecutor(min(len(firsts), os.cpu_count() or 1) or 1) as pool:
         for done in [pool.submit(_first, *first, k) for first in firsts.values()]:
             done.result()
@@ -123,44 +120,15 @@ def _plan(case: Case, k: int, device: DeviceInfo) -> Plan:
     return api.plan(rows=rows, width=width, k=asked.k, dtype=dtype, device=device, options=asked.options)
 
 
-def run(
-    operators: Sequence[Replaced],
-    listed: Sequence[Case],
-    *,
-    absent: Mapping[str, str],
-    versions: Mapping[str, str],
-    k: int = 2048,
-    source: str = "endpoint",
-    rounds: int = 7,
-    seed: int = 0,
-    last: Sequence[str] = LAST,
-    progress: Progress | None = None,
-    each: Tell | None = None,
-) -> dict[str, Any]:
+def measure(settings: Settings, live: Live) -> Facts:
     """Time operators before and after, and what a call costs the host.
-
-    Parameters
-    ----------
-    operators : sequence of Replaced
-        From `ksieve_lab.bench.engine_switch.installed`, which lasts.
-    listed : sequence of Case
-    absent, versions : mapping
-        From the same.
-    k : int
-    source : str
-        Of the scores, as in `ksieve_lab.bench.gpu.run`.
-    rounds, seed : int
-    last : sequence of str
-        Cases whose `ksieve_lab.bench.engine_cases.label` contains one of these come after the others.
-    progress, each : callable, optional
-        As in `ksieve_lab.bench.gpu.run`.
 
     Returns
     -------
     dict
-        For `record.write_json`. ``shapes``: every case with the times of both, whether their answers
-        were exact, and the engine's time over that of ksieve. ``host``: microseconds of a call by operator. ``lost``:
-        the call that lost the GPU context, whose it was, and its error; nothing was measured after it.
+        A payload. ``shapes``: every case with the times of both, whether their answers were exact, and the engine's
+        time over that of ksieve. ``host``: microseconds of a call by operator. ``lost``: the call that lost the GPU
+        context, whose it was, and its error; nothing was measured after it.
 
     Raises
     ------
@@ -168,33 +136,33 @@ def run(
         Without PyTorch or a GPU, or when a first call has lost the GPU context.
     """
     tasks.require_device()
-    if timing.context_lost():  # in `prepare`, where calls run side by side
-        raise BackendError("a first call of an engine's operator lost the GPU context: choose others with --only")
-    every: list[Task] = [("shapes", case) for case in listed]
-    every += [("host", (each, HOST_ROWS, HOST_WIDTH, each.call.dtypes[0])) for each in operators]
-    asked = in_order(every, last)
+    engines, k = settings.peers or list(engine_switch.ENGINES), settings.k
     results: dict[str, list[Facts]] = {"shapes": [], "host": []}
-    lost: list[dict[str, Any]] = []
-    for done, (task, facts) in enumerate(measured(asked, k, source, rounds, seed)):
-        results[task[0]].append(facts)
-        if by := facts.get(LOST_BY):
-            error = facts.get("skipped") or facts["selectors"][by]["error"]
-            lost.append({"call": label(task), "by": by, "error": error})
-        if progress is not None:
-            progress(done + 1, len(asked))
-        if each is not None and task[0] == "shapes":
-            each(facts)
+    lost: list[Facts] = []
+    with engine_switch.installed(engines, cases(settings)) as (operators, absent, versions):
+        every = listed(operators, settings)
+        prepare(every, k, live)
+        if timing.context_lost():  # in `prepare`, where calls run side by side
+            raise BackendError("a first call of an engine's operator lost the GPU context: choose others with --only")
+        both: list[Task] = [("shapes", case) for case in every]
+        both += [("host", (each, HOST_ROWS, HOST_WIDTH, each.call.dtypes[0])) for each in operators]
+        asked = [task for task in in_order(both) if not any(part in label(task) for part in settings.left_out)]
+        with live.phase("measuring", "cases") as progress:
+            for done, (task, facts) in enumerate(measured(asked, k, settings.scores, settings.rounds, settings.seed)):
+                results[task[0]].append(facts)
+                if by := facts.get(LOST_BY):
+                    error = facts.get("skipped") or facts["selectors"][by]["error"]
+                    lost.append({"call": label(task), "by": by, "error": error})
+                progress(done + 1, len(asked))
+                if live.each is not None and task[0] == "shapes":
+                    live.each(facts)
     for kind, case in asked[sum(map(len, results.values())) :]:
         why = f"not measured: the GPU context was lost by {lost[0]['call']}"
         results[kind].append(facts_of(case, _k(case[0], k)) | {"skipped": why})
     algorithm = os.environ.get("FLASHINFER_TOPK_ALGO")
     variables = {} if algorithm is None else {"FLASHINFER_TOPK_ALGO": algorithm}
-    settings = {
-        "k": k, "lengths": "ragged", "scores": gpu.source_name(source), "rounds": rounds, "seed": seed,
-        "last": list(last), "variables": variables,
-    }  # fmt: skip
-    told = {**results, "lost": lost, "absent": dict(absent), "versions": dict(versions)}
-    return record.payload("engines", settings, told, gpu=True)
+    told = {**results, "lost": lost, "absent": absent, "versions": versions}
+    return settings.payload(told, lengths="ragged", variables=variables, shapes=None, dtype=None)
 
 
 def measured(listed: Sequence[Task], k: int, source: str, rounds: int, seed: int) -> Generator[tuple[Task, Facts]]:

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ksieve.planning.tune import tasks
 from ksieve_lab.bench.engine_calls import CALLS, Inputs
 from ksieve_lab.bench.engine_switch import without_folders
-from ksieve_lab.bench.gpu import Progress
+from ksieve_lab.bench.runner import Facts, Live, Progress, Settings
 
 EMPTY, BUILT, BUNDLE = "empty cache", "after build", "bundle"
 
@@ -101,23 +102,36 @@ class Fresh:
         return found
 
 
+def cases(settings: Settings) -> list[First]:
+    """Main calls of some engines."""
+    chosen = settings.chosen(dict.fromkeys(first.adapter for first in FIRSTS))
+    return [first for first in FIRSTS if first.engine in (settings.peers or ()) and first.adapter in chosen]
+
+
+def measure(settings: Settings, live: Live) -> Facts:
+    """Measure first calls; the payload is saved whenever more is known, so that an interruption costs the rest."""
+    tasks.require_device()
+    payload = settings.payload({})
+
+    def save(found: Facts) -> None:
+        payload["results"]["first_calls"] = found
+        live.save(payload)
+
+    firsts = cases(settings)
+    with live.phase("first calls", "processes") as progress:
+        run(firsts, progress=progress, save=save)
+    return payload
+
+
 def run(
     firsts: Sequence[First] = FIRSTS,
     *,
-    progress: Progress | None = None,
-    save: Callable[[dict[str, Any]], object] = lambda found: None,
-) -> dict[str, Any]:
+    progress: Progress = lambda done, total: None,
+    save: Callable[[Facts], object] = lambda found: None,
+) -> Facts:
     """Measure calls in fresh processes; the kernels are built in between, into a cache and into a bundle.
 
     Several processes get ready at once and measure one after another, each alone.
-
-    Parameters
-    ----------
-    firsts : sequence of First
-    progress : callable, optional
-        Called as ``progress(processes done, processes in all)``.
-    save : callable, optional
-        Gets what is returned whenever more of it is known, so that an interruption costs the rest alone.
 
     Returns
     -------
@@ -146,8 +160,7 @@ def run(
             for (first, state, _), process in zip(several, processes, strict=True):
                 calls[first][state] = process.said()
                 done += 1
-                if progress is not None:
-                    progress(done, total)
+                progress(done, total)
             save(found)
 
         measure(*((first, EMPTY, {}) for first in firsts))

@@ -1,13 +1,14 @@
-"""Selection on a GPU against the plain-read floor and other libraries, on the same tensors in the same process."""
+"""Selection on a GPU against the plain read and other libraries, on the same tensors in the same process.
+
+A `Case` says what a selection has as its input; the benches of shapes are lists of cases, and what is told of them all.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ksieve.core.device import DeviceInfo
@@ -15,13 +16,12 @@ from ksieve.core.errors import ArgumentError
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import laws, tasks, timing
 from ksieve.planning.tune.tasks import Task
-from ksieve.planning.tune.timing import Timing
-from ksieve.planning.tune.variants import PLANNED, Variant, compile_plans
-from ksieve_lab.bench import floor, peers, record, scores
-from ksieve_lab.bench.shape_lists import OPERATOR
-
-Tell = Callable[[dict[str, Any]], None]
-Progress = Callable[[int, int], None]
+from ksieve.planning.tune.timing import Contender, Timing
+from ksieve.planning.tune.variants import PLANNED, Variant
+from ksieve_lab.bench import adversarial_gpu as hard
+from ksieve_lab.bench import floor, peers, runner, scores
+from ksieve_lab.bench.runner import Facts, Live, Settings
+from ksieve_lab.traces.serving import invocations
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,6 @@ class Ask:
         Timed rounds.
     torch_rounds : int
         The same of ``torch.topk``, which is slow; 0 leaves it out.
-    reads : bool
-        Whether plain reads are timed too.
-    judged : int or None
-        Input sets whose answers are verified, of every variant but the planner's; None means all.
     """
 
     k: int
@@ -53,146 +49,137 @@ class Ask:
     loaded: Sequence[tuple[peers.Peer, Any]] = field(default=())
     rounds: int = 7
     torch_rounds: int = 3
-    reads: bool = True
-    judged: int | None = None
 
 
-def run(
-    shapes: Sequence[tuple[int, int]] = OPERATOR,
-    k: int = 2048,
-    *,
-    lengths: str = "causal",
-    dtype: str = "float32",
-    source: str = "endpoint",
-    variants: Sequence[Variant] = (),
-    peer_names: Iterable[str] | None = None,
-    rounds: int = 7,
-    torch_rounds: int = 3,
-    seed: int = 0,
-    name: str = "gpu",
-    progress: Progress | None = None,
-    each: Tell | None = None,
-) -> dict[str, Any]:
-    """Measure the planner's choice, other plans, and other libraries.
+@dataclass(frozen=True)
+class Case:
+    """Input of a selection.
+
+    Attributes
+    ----------
+    rows, width, k : int
+    dtype : str
+    lengths : str or ndarray of int32
+        A kind of lengths, a number that all rows have, or the lengths themselves.
+    family : str
+        Of adversarial scores; "" for the scores of the run.
+    number : int
+        The scores of cases with other numbers are others.
+    names : mapping
+        Further names of the case in the result file.
+    """
+
+    rows: int
+    width: int
+    k: int
+    dtype: str = "float32"
+    lengths: Any = "causal"
+    family: str = ""
+    number: int = 0
+    names: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ask(self) -> tuple[int, int, int, str]:
+        """What a plan is made of."""
+        return self.rows, self.width, self.k, self.dtype
+
+
+@dataclass(frozen=True)
+class Here:
+    """What the cases of a run share: device, options, other libraries, and the law of the scores."""
+
+    device: DeviceInfo
+    settings: Settings
+    loaded: Sequence[tuple[peers.Peer, Any]]
+    law: laws.Fill
+
+
+Measure = Callable[[Case, Here], Facts]
+
+
+def by_case(
+    settings: Settings, live: Live, *, results: Callable[..., Facts], measure: Measure | None = None,
+    written: Callable[[Settings], Facts] = lambda settings: {},
+) -> Facts:  # fmt: skip
+    """Measure the cases of a bench on a GPU.
 
     Parameters
     ----------
-    shapes : sequence of (rows, width)
-    k : int
-    lengths : str
-        A name of `ksieve_lab.workloads.lengths.LENGTHS`, or a number that all rows have.
-    dtype : str
-    source : str
-        Of the scores: "endpoint", "normal" or "factors:PATH".
-    variants : sequence of Variant
-        Further plans to time.
-    peer_names : iterable of str, optional
-        Other libraries; None means every one that is installed.
-    rounds, torch_rounds : int
-        Timed rounds; of ``torch.topk``, which reads whole rows, fewer (0 leaves it out).
-    seed : int
-    name : str
-        Of the bench, for the result file.
-    progress : callable, optional
-        Called as ``progress(shapes done, shapes in all)``.
-    each : callable, optional
-        Called with the results of every shape as it is done.
+    settings : Settings
+    live : Live
+    results : callable
+        ``results(found, settings)`` returns the results of the file, from the facts of all cases.
+    measure : callable, optional
+        ``measure(case, here)`` returns the facts of a case. Default: `measure_case`.
+    written : callable
+        Further settings for the file; None drops one.
 
     Returns
     -------
     dict
-        For `record.write_json`; a shape that does not fit into memory is listed with the reason.
+        The payload of a result file; a case that does not fit into memory is listed with the reason.
 
     Raises
     ------
     BackendError
         Without PyTorch or a GPU.
     """
-    device = tasks.require_device()
-    fill = scores.source_of(source)
-    loaded, skipped = peers.available(peer_names)
-    ask = Ask(k, dtype, [PLANNED, *variants], loaded, rounds, torch_rounds)
-
-    def reduced(shape: tuple[int, int]) -> dict[str, Any]:
-        return compact(measure_shape(shape, lengths, fill, seed, ask, device))
-
-    results = over(shapes, reduced, progress, each)
-    settings = {
-        "shapes": list(shapes), "k": k, "lengths": lengths, "dtype": dtype, "scores": source_name(source),
-        "rounds": rounds, "seed": seed,
-    }  # fmt: skip
-    found = {"shapes": results, **summary(results), "peers_skipped": skipped}
-    return record.payload(name, settings, found, gpu=True)
+    device, listed = tasks.require_device(), settings.bench.cases(settings)
+    law = scores.source_of(settings.scores) if settings.scores else laws.endpoint_structured
+    loaded, skipped = peers.available(settings.peers)
+    here = Here(device, settings, loaded, law)
+    if settings.k or settings.bench.peers:
+        runner.compiled(_plans(listed, settings, device), live)
+    with live.phase("measuring", "cases") as progress:
+        found = runner.over(listed, lambda case: (measure or measure_case)(case, here), progress, live.each)
+    told = {"peers_skipped": skipped} if settings.bench.peers else {}
+    return settings.payload(results(found, settings) | told, **written(settings))
 
 
-def prepare(
-    shapes: Sequence[tuple[int, int]], k: int, *, dtype: str, variants: Sequence[Variant], progress: Progress
-) -> None:
-    """Compile the kernels of a `run` on all processors; its arguments are as there."""
-    device, plans = tasks.require_device(), []
-    for (rows, width), variant in itertools.product(shapes, [PLANNED, *variants]):
-        with contextlib.suppress(ArgumentError):  # the run says so
-            plans.append(variant.plan(rows, width, k, dtype, device))
-    compile_plans(plans, progress)
+def _plans(listed: Sequence[Case], settings: Settings, device: DeviceInfo) -> list[Plan]:
+    plans = []
+    for case in listed:
+        for variant in (PLANNED, *settings.variants):
+            with contextlib.suppress(ArgumentError):  # the measurement says so
+                plans.append(variant.plan(*case.ask, device))
+    return plans
 
 
-def run_floor(
-    shapes: Sequence[tuple[int, int]],
-    *,
-    lengths: str = "causal",
-    dtype: str = "float32",
-    rounds: int = 7,
-    seed: int = 0,
-    progress: Progress | None = None,
-    each: Tell | None = None,
-) -> dict[str, Any]:
-    """Measure every plain-read kernel over the valid prefixes alone; arguments as in `run`."""
-    device, ask = tasks.require_device(), Ask(0, dtype, (), rounds=rounds, torch_rounds=0)
-    fill = laws.endpoint_structured
-    results = over(shapes, lambda shape: measure_shape(shape, lengths, fill, seed, ask, device), progress, each)
-    settings = {"shapes": list(shapes), "lengths": lengths, "dtype": dtype, "rounds": rounds, "seed": seed}
-    return record.payload("floor", settings, {"shapes": results}, gpu=True)
+def filled(case: Case, here: Here) -> Task | str:
+    """Input sets of a case, or why there is no room."""
+    import torch
 
-
-def over(
-    cases: Sequence[Any], measure: Callable[[Any], dict[str, Any]], progress: Progress | None, each: Tell | None
-) -> list[dict[str, Any]]:
-    """Measure cases in turn, and report progress and results."""
-    results = []
-    for done, case in enumerate(cases):
-        if progress is not None:
-            progress(done, len(cases))
-        results.append(measure(case))
-        if each is not None:
-            each(results[-1])
-    if progress is not None:
-        progress(len(cases), len(cases))
-    return results
-
-
-def source_name(source: str) -> str:
-    """Source of scores as a result file names it: without folders."""
-    kind, colon, path = source.partition(":")
-    return f"{kind}{colon}{Path(path).name}" if colon else kind
-
-
-def measure_shape(
-    shape: tuple[int, int], lengths_kind: str, fill: laws.Fill, seed: int, ask: Ask, device: DeviceInfo
-) -> dict[str, Any]:
-    """Measure one shape on scores and lengths made here."""
-    rows, width = shape
-    facts: dict[str, Any] = {"rows": rows, "width": width}
-    lengths = scores.lengths_of(lengths_kind, rows, width, seed, "cpu")
-    matrices = tasks.allocate(rows, width, ask.dtype, valid=tasks.valid_scores(lengths, width))
+    seed = here.settings.seed
+    lengths = case.lengths
+    if isinstance(lengths, str):
+        lengths = scores.lengths_of(lengths, case.rows, case.width, seed, "cpu")
+    else:
+        lengths = torch.from_numpy(lengths)
+    matrices = tasks.allocate(case.rows, case.width, case.dtype, valid=tasks.valid_scores(lengths, case.width))
     if isinstance(matrices, str):
-        return facts | {"skipped": matrices}
+        return matrices
     lengths = lengths.to(matrices[0].device)
-    for number, matrix in enumerate(matrices):
-        fill(matrix, lengths, seed + number)
-    return facts | measure_task(Task(matrices, lengths, ask.k), ask, device)
+    law = here.law
+    if case.family:
+        policy = PLANNED.plan(*case.ask, here.device).policy
+        law = lambda matrix, valid, own: hard.fill(case.family, matrix, valid, case.k, policy, own)  # noqa: E731
+    for turn, matrix in enumerate(matrices):
+        law(matrix, lengths, seed + 1000 * case.number + turn)
+    return Task(matrices, lengths, case.k)
 
 
-def measure_task(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
+def measure_case(case: Case, here: Here) -> Facts:
+    """Time plain reads, the planner's choice, other plans and other libraries on one case."""
+    facts: Facts = {"rows": case.rows, "width": case.width, **case.names}
+    task, settings = filled(case, here), here.settings
+    if isinstance(task, str):
+        return facts | {"skipped": task}
+    variants = (PLANNED, *settings.variants) if case.k else ()
+    ask = Ask(case.k, case.dtype, variants, here.loaded, settings.rounds, settings.torch_rounds)
+    return facts | measure_task(task, ask, here.device)
+
+
+def measure_task(task: Task, ask: Ask, device: DeviceInfo) -> Facts:
     """Time plain reads, plans and peers on one task, in rotated rounds.
 
     Returns
@@ -201,8 +188,8 @@ def measure_task(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
         ``floor_us`` and how it was read, every plain read, and of every selector its times, whether its answers were
         exact, and the floor divided by its median; ``fastest`` is the fastest exact one.
     """
-    contenders = floor.contenders(list(task.matrices), task.lengths, device) if ask.reads else []
-    reads = len(contenders)
+    reads = floor.contenders(list(task.matrices), task.lengths, device)
+    contenders: list[Contender] = []
     plans: dict[str, Plan | str] = {}
     for variant in ask.variants:
         try:
@@ -210,7 +197,7 @@ def measure_task(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
         except ArgumentError as error:
             plans[variant.name] = str(error)
         else:
-            contenders.append(tasks.selector(variant, plan, task, ask.judged))
+            contenders.append(tasks.selector(variant, plan, task))
     refused: dict[str, str] = {}
     for peer, module in ask.loaded:
         slow = peer.name == "torch.topk"
@@ -221,19 +208,8 @@ def measure_task(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
         except peers.UnsupportedError as error:
             refused[peer.name] = str(error)
     read_bytes = tasks.valid_scores(task.lengths, task.width) * task.matrices[0].element_size()
-    times = timing.measure(contenders, len(task.matrices), read_bytes, rounds=ask.rounds)
-    facts: dict[str, Any] = {"input_sets": len(task.matrices), "read_bytes": read_bytes}
-    least = min((t for t in times[:reads] if t.rounds), key=lambda t: t.median, default=Timing("none"))
-    if ask.reads:
-        facts |= {
-            "floor_us": least.median,
-            "floor_kernel": least.name,
-            "floor_terabytes_per_second": read_bytes / least.median / 1e6,
-            "reads": {t.name: t.facts() for t in times[:reads]},
-        }
-    selectors = {
-        t.name: t.facts() | ({"of_floor": least.median / t.median} if ask.reads else {}) for t in times[reads:]
-    }
+    facts, selectors = timed(reads, contenders, len(task.matrices), read_bytes, rounds=ask.rounds)
+    facts["floor_terabytes_per_second"] = read_bytes / facts["floor_us"] / 1e6
     for name, made in plans.items():
         selectors[name] = (
             {"error": made, "exact": None} if isinstance(made, str) else selectors[name] | plan_facts(made)
@@ -242,6 +218,29 @@ def measure_task(task: Task, ask: Ask, device: DeviceInfo) -> dict[str, Any]:
     for name in [peer.name for peer, _ in ask.loaded if peer.name in selectors]:
         selectors[name]["peer"] = True
     return facts | {"selectors": selectors, "fastest": fastest(selectors)}
+
+
+def timed(
+    reads: Sequence[Contender], contenders: Sequence[Contender], sets: int, read_bytes: int, *, rounds: int,
+    clock: Callable[..., list[Timing]] | None = None,
+) -> tuple[Facts, dict[str, Facts]]:  # fmt: skip
+    """Time plain reads and contenders in rotated rounds.
+
+    Returns
+    -------
+    facts : dict
+        The time of the fastest read, which it was, and every read.
+    selectors : dict of dict
+        Of every contender its times, whether its answers were exact, and the fastest read over its median.
+    """
+    times = (clock or timing.measure)([*reads, *contenders], sets, read_bytes, rounds=rounds)
+    own, others = times[: len(reads)], times[len(reads) :]
+    least = min((t for t in own if t.rounds), key=lambda t: t.median, default=Timing("none"))
+    facts: Facts = {
+        "input_sets": sets, "read_bytes": read_bytes, "floor_us": least.median, "floor_kernel": least.name,
+        "reads": {t.name: t.facts() for t in own},
+    }  # fmt: skip
+    return facts, {t.name: t.facts() | {"of_floor": least.median / t.median} for t in others}
 
 
 def compact(facts: dict[str, Any]) -> dict[str, Any]:
@@ -321,3 +320,121 @@ def mean_of(values: Sequence[float]) -> dict[str, Any]:
     """Geometric mean and least of positive numbers, and how many there are."""
     mean = math.exp(sum(map(math.log, values)) / len(values))
     return {"geometric_mean": mean, "least": min(values), "shapes": len(values)}
+
+
+# ---- the benches of shapes --------------------------------------------------------------------------------
+
+
+def of_shapes(settings: Settings) -> list[Case]:
+    """Shapes in one dtype, with lengths of one kind."""
+    shapes = {f"{rows}x{width}": (rows, width) for rows, width in settings.shapes.items}
+    return [
+        Case(*shapes[name], settings.k, settings.dtype, settings.shapes.how) for name in settings.chosen(shapes)
+    ]  # fmt: skip
+
+
+def found_shapes(found: Sequence[Facts], settings: Settings) -> Facts:
+    """Results of `of_shapes`."""
+    kept = [compact(case) for case in found]
+    return {"shapes": kept, **summary(kept)}
+
+
+def of_everything(settings: Settings) -> list[Case]:
+    """Shapes with their own k, in every dtype, whole rows."""
+    chosen = settings.chosen(dict.fromkeys(f"{rows}x{width}" for rows, width, _ in settings.shapes.items))
+    return [
+        Case(rows, width, k, dtype, str(width), names={"k": k, "dtype": dtype})
+        for rows, width, k in settings.shapes.items
+        if f"{rows}x{width}" in chosen
+        for dtype in settings.dtypes
+    ]
+
+
+RIVAL = "torch.topk"
+
+
+def found_general(found: Sequence[Facts], settings: Settings) -> Facts:
+    """Results of `of_everything`: times of ``torch.topk`` over ours, and the cases in which ours is slower."""
+    kept = [compact(case) for case in found]
+    for case in kept:
+        own, rival = (case.get("selectors", {}).get(name, {}) for name in (PLANNED.name, RIVAL))
+        if own.get("exact") is True and "median_us" in rival:
+            case["times_faster"] = rival["median_us"] / own["median_us"]
+    times = {
+        f"{case['rows']:,} x {case['width']:,}, top {case['k']:,}, {case['dtype']}": case["times_faster"]
+        for case in kept
+        if "times_faster" in case
+    }
+    over = mean_of(list(times.values())) if times else None
+    return {"shapes": kept, "over_torch": over, "slower": [name for name, share in times.items() if share < 1]}
+
+
+def of_families(settings: Settings) -> list[Case]:
+    """Every adversarial family on every shape; families aim at the policy that the planner takes there."""
+    chosen = settings.chosen(hard.FAMILIES)
+    return [
+        Case(rows, width, settings.k, lengths=settings.shapes.how, family=family, names={"family": family})
+        for rows, width in settings.shapes.items
+        for family in chosen
+    ]
+
+
+def found_worst(found: Sequence[Facts], settings: Settings) -> Facts:
+    """Results of `of_families`, and of every family and selector the largest time over the floor, and its shape."""
+    kept = [compact(case) for case in found]
+    largest: dict[str, dict[str, Facts]] = {}
+    for case in kept:
+        family = largest.setdefault(case["family"], {})
+        for name, facts in case.get("selectors", {}).items():
+            if facts.get("exact") is not True or not facts.get("of_floor"):
+                continue
+            ratio = 1 / facts["of_floor"]
+            if ratio > family.get(name, {"ratio": 0.0})["ratio"]:
+                family[name] = {"ratio": ratio, "rows": case["rows"], "width": case["width"]}
+    return {"cases": kept, "worst": largest}
+
+
+def of_requests(settings: Settings) -> list[Case]:
+    """Every selection that serving long prompts takes."""
+    cases = []
+    for name, prompt in settings.shapes.items:
+        for number, call in enumerate(invocations(prompt, **settings.fixed)):
+            names = {"trace": name, "step": call.step, "phase": call.phase, "first": call.first}
+            cases.append(Case(call.rows, call.width, settings.k, lengths=call.lengths(), number=number, names=names))
+    return cases
+
+
+def found_traces(found: Sequence[Facts], settings: Settings) -> Facts:
+    """Results of `of_requests`, summed for each prompt."""
+    traces = {}
+    for name, prompt in settings.shapes.items:
+        own = [compact(case) for case in found if case["trace"] == name]
+        traces[name] = {"prompt": prompt, "invocations": own} | total(own)
+    return {"traces": traces}
+
+
+def total(results: Sequence[Mapping[str, Any]]) -> Facts:
+    """Sum a trace.
+
+    Returns
+    -------
+    dict
+        ``floor_us``, the sum of each invocation's fastest plain read, and per selector ``total_us`` and ``of_floor``;
+        of a selector that failed or was inexact anywhere, ``inexact`` and ``failed`` counts and no sum. Nothing is
+        summed of a trace with an invocation that did not fit.
+    """
+    if any("skipped" in result for result in results):
+        return {"skipped": sum("skipped" in result for result in results)}
+    floor_us = math.fsum(result["floor_us"] for result in results)
+    names = dict.fromkeys(name for result in results for name in result["selectors"])
+    selectors: dict[str, Any] = {}
+    for name in names:
+        facts = [result["selectors"].get(name, {}) for result in results]
+        inexact = sum(f.get("exact") is False for f in facts)
+        failed = sum("median_us" not in f for f in facts)
+        if inexact or failed:
+            selectors[name] = {"exact": False if inexact else None, "inexact": inexact, "failed": failed}
+            continue
+        spent = math.fsum(f["median_us"] for f in facts)
+        selectors[name] = {"total_us": spent, "of_floor": floor_us / spent, "exact": True}
+    return {"floor_us": floor_us, "selectors": selectors}

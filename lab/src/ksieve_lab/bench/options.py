@@ -6,28 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ksieve import api
 from ksieve.core import arguments
-from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError
 from ksieve.core.options import dtype_text
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import laws, tasks, timing
-from ksieve.planning.tune.timing import Contender, Timing
-from ksieve_lab.bench import floor, gpu, record, scores
-from ksieve_lab.bench.gpu import Progress, Tell
-
-SHAPES = ((1, 262_144), (16, 131_072), (64, 65_536), (512, 131_072), (4096, 16_384), (1024, 262_144))
-"""Few long rows, whose calls are latency, and enough rows to fill a device, whose calls are bandwidth."""
+from ksieve.planning.tune import tasks
+from ksieve.planning.tune.tasks import VERIFY_BYTES
+from ksieve.planning.tune.timing import Contender
+from ksieve_lab.bench import floor, gpu
+from ksieve_lab.bench.gpu import Case, Here
+from ksieve_lab.bench.runner import Facts, Settings
 
 PAGE_SIZE = 64
 SHORT = 8
 """Width of a matrix over that of its longest row."""
 
 TOKENS = 2
-VERIFY_BYTES = 4 << 30
 PLAIN = "plain"
 
 Keywords = dict[str, Any]
@@ -132,84 +126,42 @@ OPTIONS = (
 )
 
 
-def run(
-    shapes: Sequence[tuple[int, int]] = SHAPES,
-    k: int = 2048,
-    *,
-    lengths: str = "causal",
-    dtype: str = "float32",
-    source: str = "endpoint",
-    names: Sequence[str] | None = None,
-    rounds: int = 7,
-    seed: int = 0,
-    progress: Progress | None = None,
-    each: Tell | None = None,
-) -> dict[str, Any]:
-    """Time every option of `OPTIONS`, or those of `names`, and the plain call; other arguments as in `gpu.run`.
+def cases(settings: Settings) -> list[Case]:
+    """Shapes; ``--only`` is about options."""
+    chosen_options(settings)
+    return [Case(rows, width, settings.k, settings.dtype, settings.shapes.how) for rows, width in settings.shapes.items]
 
-    Returns
-    -------
-    dict
-        ``shapes``: per shape the floor and the selectors, each with ``of_plain``, its median over the plain call's.
-        ``of_plain``: per option, `gpu.mean_of` the same over all shapes.
 
-    Raises
-    ------
-    ArgumentError
-        If a name is unknown.
-    """
+def chosen_options(settings: Settings) -> list[Option]:
+    """Options to time, the plain call first."""
     known = {option.name: option for option in OPTIONS}
-    for name in names or ():
-        if name not in known:
-            raise ArgumentError("options", repr(name), f"names of {', '.join(known)}")
-    chosen = [known[name] for name in dict.fromkeys((PLAIN, *(names or known)))]
-    device, fill = tasks.require_device(), scores.source_of(source)
-    results = gpu.over(
-        shapes, lambda shape: _shape(shape, k, lengths, dtype, fill, chosen, rounds, seed, device), progress, each
-    )
-    settings = {
-        "shapes": list(shapes), "k": k, "lengths": lengths, "dtype": dtype, "scores": gpu.source_name(source),
-        "rounds": rounds, "seed": seed,
-    }  # fmt: skip
-    ratios = {
-        option.name: [
-            facts["of_plain"]
-            for shape in results
-            if "of_plain" in (facts := shape.get("selectors", {}).get(option.name, {}))
-        ]
-        for option in chosen
+    return [known[name] for name in dict.fromkeys((PLAIN, *settings.chosen(known)))]
+
+
+def results(found: Sequence[Facts], settings: Settings) -> Facts:
+    """Facts of every shape, and of every option the mean of its times over those of the plain call."""
+    ratios: dict[str, list[float]] = {}
+    for shape in found:
+        for name, facts in shape.get("selectors", {}).items():
+            if "of_plain" in facts:
+                ratios.setdefault(name, []).append(facts["of_plain"])
+    means = {
+        name: {"geometric_mean": gpu.mean_of(values)["geometric_mean"], "most": max(values), "shapes": len(values)}
+        for name, values in ratios.items()
     }
-    means = {name: _mean(values) for name, values in ratios.items() if values}
-    return record.payload("options", settings, {"shapes": results, "of_plain": means}, gpu=True)
+    return {"shapes": list(found), "of_plain": means}
 
 
-def _mean(values: Sequence[float]) -> dict[str, float]:
-    return {"geometric_mean": float(np.exp(np.mean(np.log(values)))), "most": max(values), "shapes": len(values)}
-
-
-def _shape(
-    shape: tuple[int, int],
-    k: int,
-    lengths_kind: str,
-    dtype: str,
-    fill: laws.Fill,
-    chosen: Sequence[Option],
-    rounds: int,
-    seed: int,
-    device: DeviceInfo,
-) -> dict[str, Any]:
-    rows, width = shape
-    facts: dict[str, Any] = {"rows": rows, "width": width}
-    matrices = tasks.allocate(rows, width, dtype)
-    if isinstance(matrices, str):
-        return facts | {"skipped": matrices}
-    lengths = scores.lengths_of(lengths_kind, rows, width, seed, matrices[0].device)
-    for number, matrix in enumerate(matrices):
-        fill(matrix, lengths, seed + number)
-    reads = floor.contenders(matrices, lengths, device)
-    contenders, plans = list(reads), {}
+def measure(case: Case, here: Here) -> Facts:
+    """Time the plain call and every option on one shape; ``of_plain`` is a median over that of the plain call."""
+    facts: Facts = {"rows": case.rows, "width": case.width}
+    task = gpu.filled(case, here)
+    if isinstance(task, str):
+        return facts | {"skipped": task}
+    matrices, lengths, (rows, width, k, dtype) = task.matrices, task.lengths, case.ask
+    contenders, plans = [], {}
     fewest = tasks.valid_scores(lengths, width)  # that an option's call reads: those of short rows fit L2
-    for option in chosen:
+    for option in chosen_options(here.settings):
         asking = option.keywords(rows, width, k, lengths)
         if option.name != PLAIN and not asking:
             continue  # the shape has no room for it
@@ -222,18 +174,18 @@ def _shape(
             length_dtype=dtype_text(getattr(bounds, "dtype", None)),
         )  # fmt: skip
         own = [option.scores(matrix) for matrix in matrices]
-        plan = api.plan(rows=rows, width=own[0].shape[1], k=k, dtype=dtype, device=device, options=options)
+        plan = api.plan(rows=rows, width=own[0].shape[1], k=k, dtype=dtype, device=here.device, options=options)
         plans[option.name] = plan
         contenders.append(_contender(option.name, plan, own, keywords))
-    times = timing.measure(contenders, len(matrices), fewest * matrices[0].element_size(), rounds=rounds)
-    least = min((t for t in times[: len(reads)] if t.rounds), key=lambda t: t.median, default=Timing("none"))
-    selectors = {t.name: t.facts() for t in times[len(reads) :]}
+    reads = floor.contenders(list(matrices), lengths, here.device)
+    read_bytes = fewest * matrices[0].element_size()
+    read, selectors = gpu.timed(reads, contenders, len(matrices), read_bytes, rounds=here.settings.rounds)
     plain = selectors[PLAIN].get("median_us")
     for name, found in selectors.items():
         found |= gpu.plan_facts(plans[name])
         if plain and "median_us" in found:
-            found |= {"of_plain": found["median_us"] / plain, "of_floor": least.median / found["median_us"]}
-    return gpu.compact(facts | {"floor_us": least.median, "floor_kernel": least.name, "selectors": selectors})
+            found["of_plain"] = found["median_us"] / plain
+    return gpu.compact(facts | read | {"selectors": selectors})
 
 
 def _contender(name: str, plan: Plan, matrices: Sequence[Any], keywords: Keywords) -> Contender:

@@ -16,6 +16,7 @@ import numpy as np
 from ksieve.core.errors import ArgumentError
 from ksieve.distributed import LINKS, Pairs, Shape, choose
 from ksieve_lab.bench import record
+from ksieve_lab.bench.runner import Facts, Live, Settings
 
 SHAPES = tuple((rows, width) for width in (131_072, 524_288, 1_048_576) for rows in (1, 64, 512, 8192))
 """Rows and width of whole rows."""
@@ -24,28 +25,37 @@ Points = dict[tuple[int, str], list[tuple[float, float]]]
 """For a number of rows and a dtype: widths or numbers of ranks, with microseconds."""
 
 
-def predict(worlds: Sequence[int], measured: Sequence[Mapping[str, Any]], *, link: str = "nvlink") -> dict[str, Any]:
+LINK = "nvlink"
+"""Model of `ksieve.distributed.LINKS`."""
+
+
+def measure(settings: Settings, live: Live) -> Facts:
+    """Predict from the results on GPUs in the folder of result files."""
+    measured = [record.read_json(file) for file in sorted(settings.folder.glob("ranks-cuda-*.json"))]
+    return predict(settings.shapes.items, measured)
+
+
+def predict(worlds: Sequence[int], measured: Sequence[Mapping[str, Any]]) -> Facts:
     """Predict the times of `SHAPES` on some numbers of GPUs.
 
     Parameters
     ----------
     worlds : sequence of int
     measured : sequence of dict
-        Payloads of `ksieve_lab.bench.ranks.run` on GPUs, of two numbers of ranks or more.
-    link : str
-        One of `ksieve.distributed.LINKS`.
+        Payloads of `ksieve_lab.bench.ranks.measure` on GPUs, of two numbers of ranks or more.
 
     Returns
     -------
     dict
-        For `record.write_json`. Microseconds, as in the measured files: of the shard alone, and what
-        is added to it; and the rate of each GPU as a share of one GPU's that has whole rows.
+        A payload. Microseconds, as in the measured files: of the shard alone, and what is added to it; and the rate
+        of each GPU as a share of one GPU's that has whole rows.
 
     Raises
     ------
     ArgumentError
         There are fewer than two measured numbers of ranks.
     """
+    link = LINKS[LINK]
     found = [p for p in measured if p["settings"]["device"] == "cuda" and p["results"]["shapes"]]
     known = sorted({payload["results"]["world"] for payload in found} - {1})
     if len(known) < 2:
@@ -57,19 +67,19 @@ def predict(worlds: Sequence[int], measured: Sequence[Mapping[str, Any]], *, lin
         for rows, width in SHAPES:
             for dtype in dict.fromkeys(dtype for _, dtype in shards):
                 shape = Shape(rows, k, world, width, 32 if dtype == "float32" else 16)
-                best = choose(shape, LINKS[link])
+                best = choose(shape, link)
                 local, one = (_on_logarithms(shards[rows, dtype], w) for w in (width / world, width))
                 added = {
                     "gathered": _on_a_line(gathers[rows, dtype], world),
-                    "planned": LINKS[link].total_us(best, shape),
-                    "pairs": LINKS[link].total_us(Pairs(), shape),
+                    "planned": link.total_us(best, shape),
+                    "pairs": link.total_us(Pairs(), shape),
                 }
                 cases.append(
                     {"world": world, "rows": rows, "width": width, "dtype": dtype, "local_us": local, "one_gpu_us": one,
                      "schedule": str(best), "added_us": added,
                      "rate_of_one": {name: one / world / (local + us) for name, us in added.items()}}
                 )  # fmt: skip
-    settings = {"worlds": list(worlds), "k": k, "measured": known, "link": asdict(LINKS[link])}
+    settings = {"worlds": list(worlds), "k": k, "measured": known, "link": asdict(link)}
     return record.payload("predicted-ranks", settings, {"shapes": cases})
 
 

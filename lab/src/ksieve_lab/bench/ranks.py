@@ -5,9 +5,10 @@ Every rank runs this code, under ``torchrun`` or alone. Verified rows and replay
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -22,10 +23,11 @@ from ksieve.distributed import Contiguous, Interleaved, Pairs, ShardPlan, fused,
 from ksieve.distributed.agreement import distributed, gather
 from ksieve.distributed.layouts import Layout
 from ksieve.planning.tune.timing import input_sets
-from ksieve_lab.bench import rank_rows, record
+from ksieve_lab.bench import rank_rows, record, runner
+from ksieve_lab.bench.runner import Facts, Live, Settings
 
-SHAPES = ((1, 131_072), (16, 131_072), (64, 131_072))
-"""Rows and width of whole rows in the default measurement."""
+REPLAY_SHARE = 100
+"""Verified rows for each replay that is verified too."""
 
 LAYOUTS: dict[str, Layout] = {"contiguous": Contiguous(), "interleaved 64": Interleaved(64)}
 """Layouts that are timed."""
@@ -39,7 +41,6 @@ MOST_BYTES = 4 << 30
 _WARM_UPS = 2
 _BUSY_BYTES = 1 << 30  # written in about 300 us, in which every host enqueues a replay
 
-Progress = Callable[[int, int], None]
 Spent = Callable[[str], None]
 """Adds the time since its last call to that of a phase."""
 
@@ -75,88 +76,79 @@ def group(kind: str) -> Iterator[tuple[int, int]]:
             dist.destroy_process_group()
 
 
-def run(
-    shapes: Sequence[tuple[int, int]] = SHAPES,
-    *,
-    k: int = 2048,
-    dtypes: Sequence[str] = ("float32",),
-    interleaved: Sequence[tuple[int, int]] = (),
-    rounds: int = 9,
-    verified_rows: int = 0,
-    replays: int = 0,
-    kind: str = "cpu",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Measure on this rank; a process group must exist (`group`). Every rank must call it.
+def cases(settings: Settings) -> list[tuple[int, int, str, str]]:
+    """Shapes of whole rows and layouts of their shards, in every dtype."""
+    return [(*shape, dtype) for shape in settings.shapes.items for dtype in settings.dtypes]
 
-    Parameters
-    ----------
-    shapes : sequence of (rows, width)
-        Of whole rows, in contiguous shards.
-    k : int
-    dtypes : sequence of str
-    interleaved : sequence of (rows, width)
-        Of whole rows in interleaved shards, which are timed besides.
-    rounds : int
-        Timed calls of each selector, in turn; medians are reported.
-    verified_rows : int
-        Rows to verify besides, of many shapes, layouts, dtypes and outputs.
-    replays : int
-        Replays of CUDA graphs to verify besides, with other scores and lengths each.
-    kind : {"cpu", "cuda"}
-        On CUDA calls are timed as replays of a CUDA graph.
-    seed : int
-    progress : callable, optional
-        Receives the number of steps done, and of all.
 
-    Returns
-    -------
-    dict
-        For `record.write_json`; verdicts are those of the first rank. "seconds" has those of each
-        phase on this rank.
-    """
-    world, first = distributed().get_world_size(), distributed().get_rank() == 0
-    listed = [("contiguous", shape, dtype) for shape in shapes for dtype in dtypes]
-    listed += [("interleaved 64", shape, dtype) for shape in interleaved for dtype in dtypes]
-    steps, done = len(listed) + -(-verified_rows // rank_rows.VERIFIED_AT_A_TIME), 0
-    seconds: dict[str, float] = {}
-    since = time.perf_counter()
+def measure(settings: Settings, live: Live) -> Facts | None:
+    """Time calls on this rank; every rank must run it. Verdicts are those of the first rank, which has the payload."""
+    with _begun(settings, live) as run:
+        listed = [
+            (layout, width, _plans(layout, rows, width, settings.k, dtype, run.kind))
+            for rows, width, layout, dtype in cases(settings)
+        ]
+        if run.kind == "cuda":
+            run.spent("plans")
+            _compile([made for *_, plans in listed for made in plans.values()], [])
+            run.spent("compilation")
+        found: list[Facts] = []
+        with run.phase("measuring", "shapes") as progress:
+            for layout, width, plans in listed:
+                facts = _measure(plans, width, settings.rounds, settings.seed, run.spent)
+                found.append({"layout": layout} | facts)
+                progress(len(found), len(listed))
+        return run.payload(settings, shapes=found)
 
-    def step() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, steps)
 
-    def spent(phase: str) -> None:
-        nonlocal since
+def verify_rows(settings: Settings, live: Live) -> Facts | None:
+    """Select and verify rows of many kinds, then replays of CUDA graphs with other scores and lengths each."""
+    rows = settings.shapes.items[0]
+    replays = -(-rows // REPLAY_SHARE)
+    with _begun(settings, live) as run:
+        if run.kind == "cuda":
+            drawn = [made for *_, made in rank_rows.drawn(rows, run.kind, settings.seed)]
+            _compile([], drawn + rank_rows.replay_plans(run.kind))
+            run.spent("compilation")
+        steps = -(-rows // rank_rows.VERIFIED_AT_A_TIME)
+        with run.phase("verifying", "steps") as progress:
+            done = itertools.count(1)
+            verified = rank_rows.verify_rows(
+                rows, kind=run.kind, seed=settings.seed, each=lambda: progress(next(done), steps)
+            )  # fmt: skip
+        run.spent("verified rows")
+        replayed = rank_rows.replay(replays, kind=run.kind, seed=settings.seed)
+        run.spent("replays")
+        return run.payload(settings, verified=verified, replays=replayed)
+
+
+class _Run:
+    """A run on this rank: its phases, and the seconds of each."""
+
+    def __init__(self, kind: str, live: Live) -> None:
+        self.kind, self.world, self.first = kind, distributed().get_world_size(), distributed().get_rank() == 0
+        self.phase = (live if self.first else runner.SILENT).phase
+        self._seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def spent(self, phase: str) -> None:
+        """Add the time since the last call to that of a phase."""
         now = time.perf_counter()
-        seconds[phase] = round(seconds.get(phase, 0) + now - since, 3)
-        since = now
+        self._seconds[phase] = round(self._seconds.get(phase, 0) + now - self._since, 3)
+        self._since = now
 
-    cases = [(name, shape[1], _plans(name, *shape, k, dtype, kind)) for name, shape, dtype in listed]
-    if kind == "cuda":
-        of_rows = [made for *_, made in rank_rows.drawn(verified_rows, kind, seed)]
-        of_rows += rank_rows.replay_plans(kind) if replays else []
-        spent("plans")
-        _compile([made for *_, plans in cases for made in plans.values()], of_rows)
-        spent("compilation")
-    results: dict[str, Any] = {"world": world, "shapes": [], "verified": None, "replays": None, "seconds": seconds}
-    for name, width, plans in cases:
-        results["shapes"].append({"layout": name} | _measure(plans, width, rounds, seed, spent))
-        step()
-    if verified_rows:
-        results["verified"] = rank_rows.verify_rows(verified_rows, kind=kind, seed=seed, each=step)
-        spent("verified rows")
-    if replays:
-        results["replays"] = rank_rows.replay(replays, kind=kind, seed=seed)
-        spent("replays")
-    settings = {
-        "shapes": list(shapes), "interleaved": list(interleaved), "k": k, "dtypes": list(dtypes), "rounds": rounds,
-        "verified_rows": verified_rows, "replays": replays, "device": kind, "seed": seed,
-    }  # fmt: skip
-    return record.payload("ranks", settings, results, gpu=kind == "cuda" and first)
+    def payload(self, settings: Settings, **results: Any) -> Facts | None:
+        """Payload of the first rank."""
+        found = {"world": self.world, "shapes": [], "verified": None, "replays": None, "seconds": self._seconds}
+        written: Facts = {"dtypes": list(settings.dtypes), "dtype": None}
+        payload = settings.payload(found | results, gpu=self.kind == "cuda" and self.first, **written)
+        return payload if self.first else None
+
+
+@contextmanager
+def _begun(settings: Settings, live: Live) -> Iterator[_Run]:
+    with group(settings.fixed["device"]):
+        yield _Run(settings.fixed["device"], live)
 
 
 def _plans(name: str, rows: int, width: int, k: int, dtype: str, kind: str) -> dict[str, ShardPlan]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from ksieve import api
 from ksieve.checking.verify import verify
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
+from ksieve.core.paths import unreadable
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
 from ksieve.planning.plan import Plan
@@ -259,6 +261,14 @@ def check_backend(backend: str) -> None:
     """Refuse a name that no machine has."""
     if backend not in ("auto", "cpu", "cuda", "reference"):
         raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
+
+
+def check_anywhere(source: str) -> None:
+    """Refuse scores that a machine of neither kind makes, and that no capture holds."""
+    from ksieve_lab.workloads.producers import find_producer
+
+    if source not in DISTRIBUTIONS and unreadable(Path(source.removeprefix("factors:"))):
+        find_producer(source)
 
 
 def machine_of(backend: str) -> Machine:

@@ -1,160 +1,139 @@
-"""`ksieve bench` of traces and the worst case, and figures from result files."""
+"""`ksieve bench`, with a table of benches; and `ksieve plot`, which draws the figures of result files again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ksieve.cli import exits, terminal
-from ksieve.cli.options import checked, count
+from ksieve.cli.options import count, words
 from ksieve.core.errors import ArgumentError
-from ksieve_lab.cli import checks, gpu
-from ksieve_lab.cli.options import BudgetBytes, Figures, K, Out, Peers, Rounds, Scores, Seed, StepTokens, TorchRounds
+from ksieve_lab.bench import tables, told
+from ksieve_lab.bench.runner import Live
+from ksieve_lab.bench.shape_lists import SHAPES
+from ksieve_lab.cli import results
+from ksieve_lab.cli.options import Figures, Out
 
 
-def bench_trace(
-    prompts: Annotated[
+def bench(
+    name: Annotated[
         str,
-        typer.Option(
-            "--prompts",
-            metavar="LIST",
-            callback=checked("--prompts", checks.requests),
-            help="Prompt tokens, separated by commas; 245K and 430K are the paper's requests.",
+        typer.Argument(
+            metavar="NAME", autocompletion=words(*(each.name for each in tables.BENCHES)), help="A bench of the list."
         ),
-    ] = "245K,430K",
-    k: K = 2048,
-    step_tokens: StepTokens = 65_536,
-    budget_bytes: BudgetBytes = 6_300_000_000,
-    decode_steps: Annotated[int, count("--decode-steps", "INT", "Tokens decoded after the prompt.", minimum=0)] = 0,
-    batch: Annotated[int, count("--batch", "INT", "Requests of this length.", minimum=1)] = 1,
-    scores: Scores = "endpoint",
-    peers: Peers = "all",
-    rounds: Rounds = 5,
-    torch_rounds: TorchRounds = 0,
-    seed: Seed = 0,
-    out: Out = None,
-    figures: Figures = None,
-) -> None:
-    """Time every selection of the prefill of a long prompt, and sum the times.
-
-    A prompt is split into scheduler steps, and each step into calls whose score matrix fits a budget, with causal
-    lengths, as vLLM does. The sum is compared with that of plain reads of the same rows.
-    """
-    from ksieve_lab.bench import trace
-    from ksieve_lab.bench.chain import prompt_of
-
-    asked = {text: prompt_of(text) for text in checks.listed(prompts)}
-    tail = f"-{scores.partition(':')[0]}" if scores != "endpoint" else ""
-    path = gpu.target(out, f"gpu-trace{tail}-k{k}", scores)
-    gpu.ready(figures)
-    with terminal.progress("measuring", unit="invocations", waiting="starting the GPU") as update:
-        payload = trace.run(
-            asked, k, step_tokens=step_tokens, budget_bytes=budget_bytes, decode_steps=decode_steps, batch=batch,
-            source=scores, peer_names=gpu.peers_of(peers), rounds=rounds, torch_rounds=torch_rounds, seed=seed,
-            progress=update, each=gpu.teller(),
-        )  # fmt: skip
-    results = payload["results"]
-    gpu.head(payload)
-    rows = []
-    for name, found in results["traces"].items():
-        line = [name, str(len(found["invocations"]))]
-        if "skipped" in found:
-            rows.append([*line, "", "", f"{found['skipped']} invocations do not fit", ""])
-            continue
-        line.append(f"{found['floor_us'] / 1e3:.2f}")
-        for selector, facts in found["selectors"].items():
-            rows.append([*line, selector, *_sum(facts)])
-            line = ["", "", ""]
-    terminal.table(["request", "invocations", "floor, ms", "selector", "sum, ms", "of floor"], rows)
-    terminal.say()
-    terminal.say(f"milliseconds over all invocations, each the median of {rounds} rounds")
-    cases = [case for found in results["traces"].values() for case in found["invocations"]]
-    gpu.remarks(cases)
-    gpu.skipped(results)
-    gpu.finish(path, payload, figures)
-    _judge(cases)
-
-
-def _sum(facts: dict[str, Any]) -> list[str]:
-    if "total_us" in facts:
-        return [f"{facts['total_us'] / 1e3:.2f}", f"{facts['of_floor']:.3f}"]
-    return [f"{facts['inexact']} inexact" if facts["inexact"] else f"{facts['failed']} failed", ""]
-
-
-def bench_worst(
+    ],
     shapes: Annotated[
-        str, typer.Option("--shapes", metavar="LIST", help="rows x width such as 1024x262144, separated by commas.")
-    ] = "",
-    inputs: Annotated[
-        str, typer.Option("--inputs", metavar="LIST", help="Families of scores, separated by commas. Default: all.")
-    ] = "",
-    k: K = 2048,
-    peers: Peers = "all",
-    rounds: Rounds = 5,
-    torch_rounds: TorchRounds = 0,
-    seed: Seed = 0,
+        str | None,
+        typer.Option(
+            "--shapes",
+            metavar="LIST",
+            help=f"What to measure, separated by commas: {', '.join(SHAPES)}, or rows x width such as 512x131072; "
+            "lengths come after a colon (decode:full, 64x8192:300: causal, ragged, full, uniform or a number), and so "
+            "does k in general. Prompts, rows or numbers of GPUs where the list of benches says so.",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="LIST",
+            help="Only cases with one of these texts in their names, separated by semicolons; !TEXT leaves out. Names "
+            "are MxN, or those of families, options, models, operators or parts.",
+        ),
+    ] = None,
+    k: Annotated[int | None, count("--k", "K", "Slots per row.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="LIST", help="Score dtype; general, blocks, engines, ranks: several."),
+    ] = None,
+    scores: Annotated[
+        str | None,
+        typer.Option(
+            "--scores",
+            metavar="SOURCE",
+            help="endpoint (top scores near both ends of a row), normal, or factors:PATH for the scores of an indexer "
+            "whose factors a capture holds. On the CPU names of producers and captures.",
+        ),
+    ] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            "--peers",
+            metavar="LIST",
+            help="What to time besides: all libraries that are installed, none, or names such as sglang, flashinfer; "
+            "in benches of shapes also our families and policies (stream paper-64), or plans in JSON or a .json file.",
+        ),
+    ] = None,
+    rounds: Annotated[int | None, count("--rounds", "INT", "Timed rounds; medians count.", minimum=1)] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="INT", help="Seed of the scores.")] = None,
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """Time adversarial rows, relative to a plain read of the same shape.
-
-    Ties and plateaus, rows inside one float16 value, sorted and periodic rows in every phase, subnormals, infinities
-    and NaN, made on the GPU. Periodic rows have the period of the sampling policy; others place extreme scores at the
-    sampled positions.
-    """
-    from ksieve_lab.bench import adversarial_gpu as hard
-    from ksieve_lab.bench import worst
-
-    for name in checks.listed(inputs):
-        if name not in hard.FAMILIES:
-            raise ArgumentError("--inputs", repr(name), f"names of {', '.join(hard.FAMILIES)}")
-    listed = gpu.shapes_of(shapes, None)[0] if shapes else list(worst.SHAPES)
-    path = gpu.target(out, f"gpu-worst-k{k}")
-    gpu.ready(figures)
-    with terminal.progress("measuring", unit="cases", waiting="starting the GPU") as update:
-        payload = worst.run(
-            listed, k, families=checks.listed(inputs) or None, peer_names=gpu.peers_of(peers), rounds=rounds,
-            torch_rounds=torch_rounds, seed=seed, progress=update, each=gpu.teller(),
-        )  # fmt: skip
-    results = payload["results"]
-    gpu.head(payload)
-    names = list(dict.fromkeys(name for by_name in results["worst"].values() for name in by_name))
-    ratios = {(c["family"], gpu.shape_name(c)): c for c in results["cases"]}
-    shapes_named = [f"{m} x {n}" for m, n in listed]
-    others = [name for name in names if name != "ksieve"]
-    rows = []
-    for family, by_name in results["worst"].items():
-        cells = [_ratio(ratios[family, shape]) for shape in shapes_named]
-        rows.append([family, *cells, *(f"{by_name[n]['ratio']:.2f}" if n in by_name else "" for n in others)])
-    terminal.table(["scores", *shapes_named, *(f"{n}, worst" for n in others)], rows)
-    terminal.say()
-    own = {family: found["ksieve"]["ratio"] for family, found in results["worst"].items() if "ksieve" in found}
-    if own:
-        family = max(own, key=lambda f: own[f])
-        terminal.say(f"worst of ksieve: {family}, {own[family]:.2f} times the floor")
-    terminal.say(f"times over the floor of the same rows, medians of {rounds} rounds; lower is better")
-    gpu.remarks(results["cases"])
-    gpu.skipped(results)
-    gpu.finish(path, payload, figures)
-    _judge(results["cases"])
+    """Measure what one of these benches lists, in one process, with every answer verified."""
+    asked = {
+        "shapes": shapes, "only": only, "k": k, "dtype": dtype, "scores": scores, "peers": peers, "rounds": rounds,
+        "seed": seed,
+    }  # fmt: skip
+    chosen = tables.find(name)
+    if figures is not None and not chosen.figures:
+        raise ArgumentError("figures", str(figures), f"nothing in bench {name}, whose results have no figures")
+    settings = chosen.read(**asked)
+    path = results.target(out, settings.stem, settings.scores)
+    settings = replace(settings, folder=path.parent if path else settings.folder)
+    results.ready(figures)
+    live = Live(_phase, _teller(), lambda payload: results.write(path, payload))
+    payload = chosen.measure(settings, live)
+    if payload is None:  # on other ranks than the first
+        return
+    for said in chosen.told(payload):
+        _say(said)
+    results.finish(path, payload, figures)
+    exits.judge(chosen.verdicts(payload))
 
 
-def _ratio(case: dict[str, Any]) -> str:
-    facts = case.get("selectors", {}).get("ksieve", {})
-    if "skipped" in case or not facts.get("of_floor"):
-        return "skipped" if "skipped" in case else "failed"
-    return f"{1 / facts['of_floor']:.2f}" + (" INEXACT" if facts.get("exact") is False else "")
+bench.__doc__ = "\n\n".join([str(bench.__doc__), *(f"{each.name}: {each.line}" for each in tables.BENCHES)])
 
 
-def _judge(cases: list[dict[str, Any]]) -> None:
-    """Exit with a code other than 0 if an answer of ksieve is wrong or missing."""
-    exits.judge(case["selectors"]["ksieve"].get("exact") for case in cases if "skipped" not in case)
+def _phase(description: str, unit: str) -> Any:
+    return terminal.progress(description, unit=unit, waiting="starting")
 
 
-def bench_plot(
-    results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result files of GPU benches.")],
+def _say(said: told.Said) -> None:
+    if isinstance(said, told.Table):
+        terminal.table(said.columns, said.rows, title=said.title)
+        terminal.say()
+    elif isinstance(said, told.Note):
+        terminal.note(said)
+    else:
+        terminal.say(said, style="bold" if isinstance(said, told.Head) else None)
+
+
+def _teller() -> Callable[[dict[str, Any]], None] | None:
+    """Print a line per case where there is no progress bar, so that an interrupted run shows its measurements."""
+    if terminal.stderr().is_terminal:
+        return None
+
+    def tell(case: dict[str, Any]) -> None:
+        names = (case.get(key) for key in ("trace", "family", "model", "operator"))
+        name = " ".join(filter(None, (*names, told.name_of(case))))
+        if "skipped" in case:
+            terminal.note(f"{name}: skipped, {case['skipped']}")
+            return
+        times = [f"floor {case['floor_us']:.1f} us ({case['floor_kernel']})"] if "floor_us" in case else []
+        for selector, facts in case.get("selectors", {}).items():
+            why = facts.get("error") or facts.get("unsupported")
+            times.append(f"{selector} {why or told.microseconds(facts, 'of_floor')}")
+        terminal.note(f"{name}: {', '.join(times)}")
+
+    return tell
+
+
+def plot(
+    files: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result files of benches.")],
     folder: Annotated[
         Path, typer.Option("--figures", metavar="DIR", help="Folder for the figures, PNG and SVG.")
     ] = Path("figures"),
@@ -164,12 +143,12 @@ def bench_plot(
     A figure has the name of its result file.
     """
     from ksieve_lab.bench import record
-    from ksieve_lab.report import figures
+    from ksieve_lab.report.figures import draw
 
-    payloads = [record.read_json(path) for path in results]
-    gpu.ready(folder)
-    for path, payload in zip(results, payloads, strict=True):
-        drawn = figures.draw(payload, folder, path.stem)
+    payloads = [record.read_json(path) for path in files]
+    results.ready(folder)
+    for path, payload in zip(files, payloads, strict=True):
+        drawn = draw(payload, folder, path.stem)
         if not drawn:
             terminal.note(f"{path}: nothing to draw in a result of bench {payload['bench']}")
         for file in drawn:

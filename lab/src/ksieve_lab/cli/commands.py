@@ -9,6 +9,7 @@ COMMANDS = {
     for name, line in {
         "demo": "Select from the bundled capture or one of your own, verify, and time it against NumPy.",
         "bench": "Time a backend and other libraries on the same rows.",
+        "plot": "Draw the figures of result files again.",
         "study": "Study the scores of captures: routes, proposals, and what a boundary costs.",
         "calibrate": "Choose a sampling policy for scores like those of captures.",
         "replay": "Replay the calls of a trace or of a recording.",

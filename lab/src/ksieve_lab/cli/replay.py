@@ -11,8 +11,10 @@ from ksieve.cli import exits, files, terminal
 from ksieve.cli.options import Backend, BackendName, PolicyName, checked, count, flag, output
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
-from ksieve_lab.cli import checks, gpu
-from ksieve_lab.cli.options import Figures, Out, Peers, Rounds, Seed
+from ksieve_lab.bench.runner import libraries
+from ksieve_lab.bench.targets import check_anywhere
+from ksieve_lab.cli import results
+from ksieve_lab.cli.options import Figures, Out
 
 MOST_LINES = 40
 """Calls that are listed one by one; longer traces are listed by step."""
@@ -51,16 +53,24 @@ def replay(
         typer.Option(
             "--scores",
             metavar="SOURCE",
-            callback=checked("--scores", checks.scores_anywhere),
+            callback=checked("--scores", check_anywhere),
             help="endpoint, normal, another producer's name (ksieve synth --list), or a capture whose rows are used in "
             "turn. Default: endpoint, or a recording's own scores.",
         ),
     ] = None,
     backend: BackendName = Backend.auto,
     policy: PolicyName = None,
-    rounds: Rounds = 3,
-    peers: Peers = "none",
-    seed: Seed = 0,
+    rounds: Annotated[int, count("--rounds", "INT", "Timed rounds; medians are reported.", minimum=1)] = 3,
+    peers: Annotated[
+        str,
+        typer.Option(
+            "--peers",
+            metavar="LIST",
+            callback=checked("--peers", libraries),
+            help="Other libraries to time: all that are installed, none, or names such as sglang, flashinfer.",
+        ),
+    ] = "none",
+    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of the scores.")] = 0,
     out: Out = None,
     figures: Figures = None,
 ) -> None:
@@ -93,8 +103,8 @@ def replay(
     if scores is None:
         recorded = trace is not None and trace.endswith(".safetensors")
         scores = str(trace) if recorded else "endpoint"
-    path = gpu.target(out, stem_of(backend.value, "replay", chosen.name))
-    gpu.ready(figures)
+    path = results.target(out, stem_of(backend.value, "replay", chosen.name))
+    results.ready(figures)
     saved = files.optional_target("--save", save, f"{chosen.name}.json", (".json",))
     files.keep_apart({"--save": saved, "--out": path}, read)
     if saved is not None:
@@ -102,18 +112,18 @@ def replay(
     with terminal.progress("replaying", len(chosen.calls), unit="calls", waiting="loading the kernels") as update:
         payload = traces.run(
             chosen, scores=scores, backend=backend.value, policy=policy, rounds=rounds,
-            peers=gpu.peers_of(peers), seed=seed, progress=update,
+            peers=libraries(peers)[0], seed=seed, progress=update,
         )  # fmt: skip
     _print(payload)
     if saved is not None:
         terminal.say(f"trace: {saved}")
-    gpu.finish(path, payload, figures)
+    results.finish(path, payload, figures)
     exits.judge(call["exact"] for call in payload["results"]["calls"])
 
 
 def _print(payload: dict[str, Any]) -> None:
-    results, settings = payload["results"], payload["settings"]
-    total = results["total"]
+    found, settings = payload["results"], payload["settings"]
+    total = found["total"]
     latency, read, share, exact = _times(total)
     answer = "exact" if exact == "yes" else "NOT exact"
     terminal.say(f"{answer}: total {latency}, plain read {read}, {share or '-'} of the floor", style="bold")
@@ -122,29 +132,29 @@ def _print(payload: dict[str, Any]) -> None:
         f"top {settings['k']:,} of {settings['scores']} scores on {settings['backend']}"
     )
     terminal.say()
-    if len(results["calls"]) <= MOST_LINES:
+    if len(found["calls"]) <= MOST_LINES:
         head: tuple[str, ...] = ("call", "step", "rows", "width", "latency", "plain read", "of floor", "exact")
         lines: list[tuple[str, ...]] = [
             (f"{number} {c['phase']}", str(c["step"]), f"{c['rows']:,}", f"{c['width']:,}", *_times(c))
-            for number, c in enumerate(results["calls"])
+            for number, c in enumerate(found["calls"])
         ]
     else:
         head = ("step", "calls", "rows", "latency", "plain read", "of floor", "exact")
-        prefill = {c["step"] for c in results["calls"] if c["phase"] == "prefill"}
+        prefill = {c["step"] for c in found["calls"] if c["phase"] == "prefill"}
         lines = [
             (f"{s['step']} prefill", str(s["calls"]), f"{s['rows']:,}", *_times(s))
-            for s in results["steps"]
+            for s in found["steps"]
             if s["step"] in prefill
         ]
-        if "decode" in results["phases"]:
-            decode = results["phases"]["decode"]
+        if "decode" in found["phases"]:
+            decode = found["phases"]["decode"]
             lines.append(("decode", str(decode["calls"]), f"{decode['rows']:,}", *_times(decode)))
     terminal.table(head, lines)
     if total["peers"]:
         terminal.say()
     for name, us in total["peers"].items():
         terminal.say(f"{name}: {'failed or not exact' if us is None else terminal.seconds_text(us / 1e6)}")
-    for call in results["calls"]:
+    for call in found["calls"]:
         if call["error"]:
             terminal.note(f"{call['rows']} x {call['width']}: {call['error']}")
 

@@ -5,17 +5,18 @@ width from which sampling pays. Each result file also holds the paper's results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
-from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.errors import BackendError
 from ksieve.core.policy import LINES_128
-from ksieve_lab.bench import record
 from ksieve_lab.bench.ablation import activation, steps
 from ksieve_lab.bench.ablation.paper import PAPER
-from ksieve_lab.bench.chain import prompt_of, terminal_step
+from ksieve_lab.bench.chain import terminal_step
+from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.targets import Choice, Gpu, Machine, machine_of
-from ksieve_lab.traces.serving import BUDGET_BYTES, STEP_TOKENS, Invocation
+from ksieve_lab.traces.serving import Invocation
 
 PARTS = tuple(PAPER)
 """margin, stride, rescue, proposal, activation."""
@@ -30,105 +31,57 @@ PHASE_CHOICES: dict[str, Choice] = {
 """Kernels whose phases are compared: all own whole rows, and share the scan and the refinement."""
 
 
-def run(
-    parts: Sequence[str] = PARTS,
-    requests: Sequence[str | int] = ("245K", "430K"),
-    k: int = 2048,
-    *,
-    backend: str = "auto",
-    source: str = "endpoint",
-    peers: Sequence[str] | None = (),
-    step_tokens: int = STEP_TOKENS,
-    budget_bytes: int = BUDGET_BYTES,
-    widths: Sequence[int] = activation.WIDTHS,
-    rows: Sequence[int] = activation.ROWS,
-    rounds: int = 5,
-    seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Measure some of the ablations.
+def cases(settings: Settings) -> list[str]:
+    """Parts to measure."""
+    return settings.chosen(PARTS)
 
-    Parameters
-    ----------
-    parts : sequence of str
-        Of `PARTS`.
-    requests : sequence of str or int
-        Whose terminal scheduler step is replayed: "245K", "430K", or prompt tokens.
-    k : int
-    backend : {"auto", "cpu", "cuda"}
-        On the CPU rates are the same and times its own; phases are not split there.
-    source : str
-        Scores: "endpoint" or "normal", on the GPU also "factors:PATH".
-    peers : sequence of str or None
-        Names of `ksieve_lab.bench.peers`, timed as well; None means all that are installed.
-    step_tokens, budget_bytes : int
-        The scheduler's.
-    widths, rows : sequence of int
-        Of the activation sweep.
-    rounds : int
-        Timed rounds; medians count.
-    seed : int
-    progress : callable, optional
-        Called as ``progress(steps done, steps in all)``.
+
+def measure(settings: Settings, live: Live) -> Facts:
+    """Measure some of the ablations; on the CPU rates are the same and times its own, and phases are not split.
 
     Returns
     -------
     dict
-        For `record.write_json`; the paper's findings are in ``results["paper"]``.
+        A payload; the paper's findings are in ``results["paper"]``.
 
     Raises
     ------
-    ArgumentError
-        If an argument cannot be used.
     BackendError
         If the backend cannot run here.
     """
-    check_parts(parts)
-    if rounds < 1:
-        raise ArgumentError("rounds", rounds, "an int of at least 1")
+    fixed, k, source, seed = settings.fixed, settings.k, settings.scores, settings.seed
+    parts, widths, rows = cases(settings), fixed["widths"], fixed["rows"]
     step_parts = [part for part in STEP_PARTS if part in parts]
-    asked = {str(r): terminal_step(prompt_of(r), step_tokens=step_tokens, budget_bytes=budget_bytes) for r in requests}
-    machine = machine_of(backend)
+    step = {name: fixed[name] for name in ("step_tokens", "budget_bytes")}
+    asked = {name: terminal_step(prompt, **step) for name, prompt in settings.shapes.items}
+    machine = machine_of(fixed["backend"])
     total = sum(map(len, asked.values())) * bool(step_parts)
     total += len(widths) * len(rows) * 2 * ("activation" in parts)
-    done = 0
+    results: Facts = {"paper": {part: PAPER[part] for part in parts}}
+    with live.phase("measuring", "steps") as progress:
+        done = itertools.count(1)
 
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
+        def advance() -> None:
+            progress(next(done), total)
 
-    if progress is not None:
-        progress(0, total)
-    results: dict[str, Any] = {"paper": {part: PAPER[part] for part in PARTS if part in parts}}
-    if step_parts:
-        results["steps"] = {
-            name: steps.run_step(
-                machine, calls, step_parts, k, source=source, rounds=rounds, peers=peers, seed=seed, advance=advance
+        if step_parts:
+            results["steps"] = {
+                name: steps.run_step(
+                    machine, calls, step_parts, k, source=source, rounds=settings.rounds, peers=settings.peers,
+                    seed=seed, advance=advance,
+                )
+                for name, calls in asked.items()
+            }  # fmt: skip
+            if "proposal" in parts:
+                for name, calls in asked.items():
+                    results["steps"][name]["phases"] = _phases(machine, calls, k, source, seed)
+        if "activation" in parts:
+            results["activation"] = activation.run(
+                machine, k, widths=widths, rows=rows, rounds=settings.rounds, seed=seed, advance=advance
             )
-            for name, calls in asked.items()
-        }
-        if "proposal" in parts:
-            for name, calls in asked.items():
-                results["steps"][name]["phases"] = _phases(machine, calls, k, source, seed)
-    if "activation" in parts:
-        results["activation"] = activation.run(
-            machine, k, widths=widths, rows=rows, rounds=rounds, seed=seed, advance=advance
-        )
-    settings = {
-        "parts": list(parts), "requests": list(asked), "k": k, "backend": machine.name, "scores": _shown(source),
-        "step_tokens": step_tokens, "budget_bytes": budget_bytes, "widths": list(widths), "rows": list(rows),
-        "rounds": rounds, "seed": seed,
-    }  # fmt: skip
-    return record.payload("ablation", settings, results, gpu=machine.name == "cuda")
-
-
-def check_parts(parts: Sequence[str]) -> None:
-    """Refuse names that are not of `PARTS`."""
-    for part in parts:
-        if part not in PARTS:
-            raise ArgumentError("parts", repr(part), f"some of {', '.join(PARTS)}")
+    return settings.payload(
+        results, gpu=machine.name == "cuda", parts=parts, requests=list(asked), backend=machine.name, shapes=None
+    )
 
 
 def inexact(payload: dict[str, Any]) -> list[str]:
@@ -165,9 +118,3 @@ def _phases(machine: Machine, calls: Sequence[Invocation], k: int, source: str, 
     except BackendError as error:
         return {"error": str(error)}
     return found
-
-
-def _shown(source: str) -> str:
-    """Source of scores without folders."""
-    kind, colon, path = source.partition(":")
-    return f"{kind}{colon}{path.rpartition('/')[2]}"

@@ -1,4 +1,4 @@
-"""`ksieve demo` and `ksieve bench`."""
+"""`ksieve demo`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Annotated
 import typer
 
 from ksieve import __version__
-from ksieve.cli import files, terminal
+from ksieve.cli import terminal
 from ksieve.cli.exits import Exit
-from ksieve.cli.options import StoredK, count, flag, output
+from ksieve.cli.options import StoredK
 from ksieve.cli.selection import print_stats, routes, suggested_k
-from ksieve.cli.sizes import parse_shape
 from ksieve_lab.cli.captures import open_capture
-from ksieve_lab.cli.options import Rounds
 
 BUNDLED_CAPTURE = Path("examples/indexer_capture.safetensors")
 
@@ -104,62 +102,3 @@ def _compared(ratio: float) -> str:
 
 def _word(exact: bool) -> str:
     return "exact" if exact else "NOT exact"
-
-
-def bench_cpu(
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shape",
-            metavar="MxN",
-            help="Rows x width; repeat for several. Default: 64x131072, 16x1048576, and many short rows.",
-        ),
-    ] = None,
-    sources: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--source",
-            metavar="NAME",
-            help="endpoint, another producer's name (ksieve synth --list) or a capture; repeat for several. "
-            "Default: endpoint.",
-        ),
-    ] = None,
-    k: Annotated[int, count("--k", "K", "Slots per row.")] = 2048,
-    rounds: Rounds = 9,
-    no_adversarial: Annotated[bool, flag("--no-adversarial", "Leave out the adversarial families.")] = False,
-    no_starts: Annotated[
-        bool, flag("--no-starts", "Leave out the times of import and first call, and memory.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of the producers.")] = 0,
-    out: Annotated[str | None, output("JSON file to write.")] = None,
-) -> None:
-    """Time the CPU backend, torch.topk, numpy.argpartition and a plain read, on the same rows.
-
-    All contenders run in one process in rotated rounds, and every answer is verified. The defaults take minutes.
-    """
-    from ksieve_lab.bench import cpu, record
-    from ksieve_lab.bench.shape_lists import MANY_SHORT
-
-    target = files.optional_target("--out", out, "cpu.json", (".json",))
-    files.keep_apart({"--out": target}, {f"--source {source}": source for source in sources or ()})
-    with terminal.progress("measuring", unit="steps", waiting="loading the kernels") as update:
-        payload = cpu.run(
-            [parse_shape("--shape", text) for text in shapes] if shapes else cpu.SHAPES,
-            sources or (cpu.ENDPOINT,),
-            k,
-            rounds,
-            short=() if shapes else MANY_SHORT,
-            optional=() if shapes else cpu.OPTION_SHAPES,
-            adversarial=not no_adversarial,
-            starts=not no_starts,
-            seed=seed,
-            progress=update,
-        )
-    for title, columns, lines in cpu.tables(payload):
-        terminal.table(columns, lines, title=title)
-        terminal.say()
-    terminal.say(f"medians of {payload['settings']['rounds']} rounds in one process; every answer verified")
-    terminal.result(lambda: payload)
-    if out is not None:
-        path = record.write_json(files.target("--out", out, cpu.result_name(payload), (".json",)).absolute(), payload)
-        terminal.say(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

@@ -1,0 +1,51 @@
+"""Result files and figures of commands that measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ksieve.cli import files, terminal
+
+
+def target(out: str | Path | None, stem: str, scores: str | None = None) -> Path | None:
+    """File to write: the one asked for, or one named `stem` in the folder asked for; not one of those with scores."""
+    path = files.optional_target("--out", out, f"{stem}.json", (".json",))
+    for source in (scores or "").split(","):
+        files.keep_apart({"--out": path}, {"--scores": source.strip().removeprefix("factors:") or None})
+    return path
+
+
+def ready(figures: Path | None) -> None:
+    """Refuse to measure for a figure that cannot be drawn or written afterwards."""
+    if figures is not None:
+        files.check_folder("--figures", figures)
+        from ksieve_lab.report.figures import require_matplotlib
+
+        require_matplotlib()
+
+
+def write(path: Path | None, payload: dict[str, Any]) -> None:
+    """Write a result file where one was asked for."""
+    from ksieve_lab.bench import record
+
+    if path is not None:
+        record.write_json(path.absolute(), payload)
+
+
+def finish(path: Path | None, payload: dict[str, Any], figures: Path | None) -> None:
+    """Write the result file, draw the figures that were asked for, and say where they are."""
+    write(path, payload)
+    if path is not None:
+        terminal.say(f"written: {short(path)}")
+    if figures is not None:
+        from ksieve_lab.report.figures import draw
+
+        for drawn in draw(payload, figures.absolute(), path.stem if path else payload["bench"]):
+            terminal.say(f"drawn: {short(drawn)}")
+    terminal.result(lambda: payload)
+
+
+def short(path: Path) -> Path:
+    """The path from the working directory, where it is below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
