@@ -16,11 +16,10 @@ from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import tasks
 from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
-from ksieve.planning.tune.timing import Contender, Timing
+from ksieve.planning.tune.timing import Contender
 from ksieve_lab import oracle
 from ksieve_lab.bench import block_rows, floor, glue, gpu, runner, scores
 from ksieve_lab.bench.glue import Steps
-from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.scores import in_blocks
 
@@ -211,15 +210,11 @@ def _measure(case: Case, device: DeviceInfo | str, settings: Settings) -> Facts:
     if isinstance(device, DeviceInfo):
         reads, clock = floor.contenders(matrices, lengths, device), None
     else:
-        reads, clock = [Contender(READ, lambda i: matrices[i].amax(1))], _on_the_host
+        reads, clock = [Contender(READ, lambda i: matrices[i].amax(1))], gpu.on_the_host
     set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
     read, selectors = gpu.timed(reads, contenders, len(matrices), set_bytes, rounds=settings.rounds, clock=clock)
     selectors |= {name: {"error": error, "exact": None} for name, error in errors.items()}
     return gpu.compact(facts | read | {"selectors": selectors} | _ratios(selectors))
-
-
-def _on_the_host(contenders: Sequence[Contender], sets: int, read_bytes: int, *, rounds: int) -> list[Timing]:
-    return measure_host(contenders, sets, rounds=rounds)
 
 
 def _around(

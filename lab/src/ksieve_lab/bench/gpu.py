@@ -20,35 +20,9 @@ from ksieve.planning.tune.timing import Contender, Timing
 from ksieve.planning.tune.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard
 from ksieve_lab.bench import floor, peers, runner, scores
+from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.traces.serving import invocations
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Measurements to make of every case.
-
-    Attributes
-    ----------
-    k : int
-        0 measures plain reads alone.
-    dtype : str
-    variants : sequence of Variant
-        Plans to time.
-    loaded : sequence of (Peer, module)
-        Other libraries, from `peers.available`.
-    rounds : int
-        Timed rounds.
-    torch_rounds : int
-        The same of ``torch.topk``, which is slow; 0 leaves it out.
-    """
-
-    k: int
-    dtype: str = "float32"
-    variants: Sequence[Variant] = (PLANNED,)
-    loaded: Sequence[tuple[peers.Peer, Any]] = field(default=())
-    rounds: int = 7
-    torch_rounds: int = 3
 
 
 @dataclass(frozen=True)
@@ -175,12 +149,16 @@ def measure_case(case: Case, here: Here) -> Facts:
     if isinstance(task, str):
         return facts | {"skipped": task}
     variants = (PLANNED, *settings.variants) if case.k else ()
-    ask = Ask(case.k, case.dtype, variants, here.loaded, settings.rounds, settings.torch_rounds)
-    return facts | measure_task(task, ask, here.device)
+    return facts | measure_task(
+        task, variants, here.loaded, here.device, rounds=settings.rounds, torch_rounds=settings.torch_rounds
+    )
 
 
-def measure_task(task: Task, ask: Ask, device: DeviceInfo) -> Facts:
-    """Time plain reads, plans and peers on one task, in rotated rounds.
+def measure_task(
+    task: Task, variants: Sequence[Variant], loaded: Sequence[tuple[peers.Peer, Any]], device: DeviceInfo, *,
+    rounds: int, torch_rounds: int = 0,
+) -> Facts:  # fmt: skip
+    """Time plain reads, plans and peers on one task, in rotated rounds; ``torch.topk``, which is slow, in its own.
 
     Returns
     -------
@@ -188,34 +166,35 @@ def measure_task(task: Task, ask: Ask, device: DeviceInfo) -> Facts:
         ``floor_us`` and how it was read, every plain read, and of every selector its times, whether its answers were
         exact, and the floor divided by its median; ``fastest`` is the fastest exact one.
     """
+    dtype = str(task.matrices[0].dtype).removeprefix("torch.")
     reads = floor.contenders(list(task.matrices), task.lengths, device)
     contenders: list[Contender] = []
     plans: dict[str, Plan | str] = {}
-    for variant in ask.variants:
+    for variant in variants:
         try:
-            plans[variant.name] = plan = variant.plan(task.rows, task.width, task.k, ask.dtype, device)
+            plans[variant.name] = plan = variant.plan(task.rows, task.width, task.k, dtype, device)
         except ArgumentError as error:
             plans[variant.name] = str(error)
         else:
             contenders.append(tasks.selector(variant, plan, task))
     refused: dict[str, str] = {}
-    for peer, module in ask.loaded:
+    for peer, module in loaded:
         slow = peer.name == "torch.topk"
-        if slow and not ask.torch_rounds:
+        if slow and not torch_rounds:
             continue
         try:
-            contenders.append(peers.contender(peer, module, task, ask.torch_rounds if slow else None))
+            contenders.append(peers.contender(peer, module, task, torch_rounds if slow else None))
         except peers.UnsupportedError as error:
             refused[peer.name] = str(error)
     read_bytes = tasks.valid_scores(task.lengths, task.width) * task.matrices[0].element_size()
-    facts, selectors = timed(reads, contenders, len(task.matrices), read_bytes, rounds=ask.rounds)
+    facts, selectors = timed(reads, contenders, len(task.matrices), read_bytes, rounds=rounds)
     facts["floor_terabytes_per_second"] = read_bytes / facts["floor_us"] / 1e6
     for name, made in plans.items():
         selectors[name] = (
             {"error": made, "exact": None} if isinstance(made, str) else selectors[name] | plan_facts(made)
         )
     selectors |= {name: {"unsupported": reason, "exact": None} for name, reason in refused.items()}
-    for name in [peer.name for peer, _ in ask.loaded if peer.name in selectors]:
+    for name in [peer.name for peer, _ in loaded if peer.name in selectors]:
         selectors[name]["peer"] = True
     return facts | {"selectors": selectors, "fastest": fastest(selectors)}
 
@@ -241,6 +220,11 @@ def timed(
         "reads": {t.name: t.facts() for t in own},
     }  # fmt: skip
     return facts, {t.name: t.facts() | {"of_floor": least.median / t.median} for t in others}
+
+
+def on_the_host(contenders: Sequence[Contender], sets: int, read_bytes: int, *, rounds: int) -> list[Timing]:
+    """Clock of `timed` on the CPU."""
+    return measure_host(contenders, sets, rounds=rounds)
 
 
 def compact(facts: dict[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,8 @@ BENCHES = (
     ),
     replace(
         _GPU, name="floor", line="Plain reads of the valid scores, a lower bound for every selector.",
-        measure=partial(gpu.by_case, results=lambda found, settings: {"shapes": found}), told=told.floors,
+        measure=partial(gpu.by_case, results=lambda found, settings: {"shapes": found}),
+        told=told.cases("floor_kernel", "floor_terabytes_per_second"),
         verdicts=lambda payload: (), stem="floor-{shapes}", k=None, scores=None, peers=None, figures=False,
     ),
     replace(

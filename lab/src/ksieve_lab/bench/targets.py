@@ -6,8 +6,6 @@ replays and the plain-read floor (`ksieve_lab.bench.gpu`), on the CPU wall time 
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -24,7 +22,8 @@ from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune.tasks import POISON
-from ksieve_lab.bench import record
+from ksieve.planning.tune.timing import Contender
+from ksieve_lab.bench.gpu import measure_task, on_the_host, timed
 
 Choice = tuple[str | None, SamplingPolicy | str | None]
 """Family and policy that a plan is forced to; None leaves either to the planner."""
@@ -88,32 +87,21 @@ class Cpu:
         self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None
     ) -> dict[str, Any]:
         """Time plans and a plain maximum over the same prefixes in rotated rounds; peers are a matter of the GPU."""
-        plans = {name: plan_for(scores, k, (None, policy), "cpu") for name, (_, policy) in choices.items()}
         out = np.empty((scores.shape[0], k), np.int32)
-        spent: dict[str, list[float]] = {name: [] for name in plans}
-        reads: list[float] = []
-        exact = dict.fromkeys(plans, True)
-        names = list(plans)
-        for turn in range(-1, rounds):
-            start = time.perf_counter()
+
+        def contender(name: str, policy: SamplingPolicy | str | None) -> Contender:
+            plan = plan_for(scores, k, (None, policy), "cpu")
+            return Contender(
+                name, lambda i: api.topk(scores, lengths, plan=plan, out=out, backend=self.backend),
+                lambda i: verify(scores, lengths, out).ok, lambda i: out.fill(POISON),
+            )  # fmt: skip
+
+        def read(_: int) -> None:
             read_prefixes(scores, lengths)
-            if turn >= 0:
-                reads.append(time.perf_counter() - start)
-            for position in range(len(names)):
-                name = names[(position + turn) % len(names)]
-                out[...] = POISON
-                start = time.perf_counter()
-                api.topk(scores, lengths, plan=plans[name], out=out, backend=self.backend)
-                if turn >= 0:
-                    spent[name].append((time.perf_counter() - start) * 1e6)
-                else:
-                    exact[name] = verify(scores, lengths, out).ok
-        floor = statistics.median(reads) * 1e6
-        selectors: dict[str, dict[str, Any]] = {}
-        for name, values in spent.items():
-            known = record.times(values)
-            selectors[name] = known | {"exact": exact[name], "of_floor": floor / known["median_us"]}
-        return {"floor_us": floor, "selectors": selectors}
+
+        plans = [contender(name, policy) for name, (_, policy) in choices.items()]
+        facts, selectors = timed([Contender("plain read", read)], plans, 1, 0, rounds=rounds, clock=on_the_host)
+        return facts | {"selectors": selectors}
 
     def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
         """Select once and return the statistics."""
@@ -183,13 +171,11 @@ class Gpu:
         """Time plans, peers and plain reads as ``ksieve bench gpu`` does; small inputs in copies, beyond L2."""
         from ksieve.planning.tune.tasks import Task
         from ksieve.planning.tune.variants import Variant
-        from ksieve_lab.bench import gpu
         from ksieve_lab.bench.peers import available
 
         loaded, _ = available(peers)
         variants = [Variant(name, family, policy) for name, (family, policy) in choices.items()]
-        ask = gpu.Ask(k, str(scores.dtype).removeprefix("torch."), variants, loaded, rounds, 0)
-        return gpu.measure_task(Task(_copies(scores), lengths, k), ask, self.device)
+        return measure_task(Task(_copies(scores), lengths, k), variants, loaded, self.device, rounds=rounds)
 
     def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
         """Select once and return the statistics; the plan is the one that is timed."""

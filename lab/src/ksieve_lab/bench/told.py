@@ -136,22 +136,6 @@ def skipped(results: Mapping[str, Any]) -> Iterator[Note]:
 # ---- benches of shapes ------------------------------------------------------------------------------------
 
 
-def floors(payload: Facts) -> Iterator[Said]:
-    """Every read kernel of every shape."""
-    found = [case for case in cases_of(payload["results"]) if "skipped" not in case]
-    names = list(found[0]["reads"]) if found else []
-    yield headline(payload)
-    yield Table(
-        ["rows x width", "floor", "TB/s", *names],
-        [
-            [name_of(s), f"{s['floor_us']:.1f}", f"{s['floor_terabytes_per_second']:.2f}",
-             *(microseconds(s["reads"][n]) for n in names)]
-            for s in found
-        ],
-    )  # fmt: skip
-    yield f"microseconds, medians of {payload['settings']['rounds']} rounds"
-
-
 def shares(payload: Facts) -> Iterator[Said]:
     """Means over shapes, and published times of the same shapes, apart from those measured."""
     results = payload["results"]
