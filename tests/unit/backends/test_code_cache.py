@@ -258,12 +258,15 @@ def _unwritable(tmp_path, how):
 
 @pytest.mark.parametrize("how", ["a file", "below a file", "a link to nothing", "a NUL", "a file in it"])
 def test_an_unwritable_cache_costs_one_warning_and_fails_only_what_requires_it(tmp_path, caplog, how):
+    from ksieve.backends import code_cache
+
     folder = _unwritable(tmp_path, how)
     assert obtain(folder) and obtain(folder)
     (text,) = {t for t in warnings_in(caplog) if "cannot be kept" in t}
     assert "KSIEVE_CACHE_DIR" in text and sum("cannot be kept" in t for t in warnings_in(caplog)) == 1
     with pytest.raises(BackendError, match=r"cannot be kept in .*KSIEVE_CACHE_DIR"):
         obtain(folder, required=True)
+    assert list(code_cache.Store("cuda", folder).entries()) == []
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path, caplog):
