@@ -129,7 +129,7 @@ def test_more_gpus_are_predicted_from_fewer(tmp_path):
         share = case["local_us"] / (case["local_us"] + 80)
         assert case["rate_of_one"]["gathered"] == pytest.approx(share)
     page = tables.render(specs.section_of("ranks").tables[1], [tables.File("predicted-ranks", payload)])
-    assert "| 8 | float32 | 134,218 | 80 |" in page, page
+    assert "| 8 | float32 | 1,073,742 | 80 |" in page
     assert "numbers of at least 1" in str(invoke("ranks-predict", "--shapes", "four").exception)
     (tmp_path / "ranks-cuda-4.json").unlink()
     assert "results of two numbers of GPUs" in str(
