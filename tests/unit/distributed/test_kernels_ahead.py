@@ -95,7 +95,7 @@ def driver(monkeypatch):
 def test_prepare_loads_the_kernels_of_a_plan(driver, schedule, output, between):
     plan = plan_of("cuda", schedule, output, nan="highest")
     assert prepare(plan) is plan
-    assert sum(entry.startswith("ksieve_ranks_") for _, entry, _ in driver.loads) == between
+    assert sum(entry.startswith("ksieve_distributed_") for _, entry, _ in driver.loads) == between
     count = len(driver.loads)
     order = "any" if between else "value"
     for options in kernels.selections(order):

@@ -3,7 +3,7 @@
 #include "distributed/composites.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
-    ksieve_ranks_best(const __grid_constant__ Shard p) {
+    ksieve_distributed_best(const __grid_constant__ Shard p) {
   const i64 row = blockIdx.x;
   if (row == 0 && threadIdx.x == 0) *p.sent_tag = p.tag;
   i64 own[kEach];

@@ -8,7 +8,7 @@
 #include "distributed/composites.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
-    ksieve_ranks_between(const __grid_constant__ Shard p) {
+    ksieve_distributed_between(const __grid_constant__ Shard p) {
   __shared__ i64 ends[2];
   __shared__ int start;
   __shared__ int numbers; // samples of the row that are not kNothing

@@ -71,7 +71,7 @@ __device__ __forceinline__ int count_by_samples(const Shard& p, i64 row, int k, 
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
-    ksieve_ranks_select(const __grid_constant__ Shard p) {
+    ksieve_distributed_select(const __grid_constant__ Shard p) {
   const i64 row = blockIdx.x;
   const int k = k_of_row(p, static_cast<int>(row));
   const i64* best = p.best + row * p.k;

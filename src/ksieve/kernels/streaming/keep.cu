@@ -164,7 +164,7 @@ __device__ __forceinline__ Scan take(const List& list, const Window& window, Sca
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
-    ksieve_tiles_keep(const __grid_constant__ Tile p) {
+    ksieve_streaming_keep(const __grid_constant__ Tile p) {
   const int row = blockIdx.x;
   if (p.num_rows && row >= *p.num_rows) return;
   clear_counts();
