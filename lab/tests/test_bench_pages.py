@@ -26,6 +26,7 @@ def test_every_section_renders_from_its_committed_files(file):
 
 
 def test_the_page_of_benchmarks_has_every_file_and_draws_its_figures(tmp_path):
+    pytest.importorskip("matplotlib")
     files = [file for file in FILES if file.payload["bench"] != "options"]
     page = specs.benchmarks(files, tmp_path)
     for file in files:

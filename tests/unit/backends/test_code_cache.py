@@ -25,7 +25,15 @@ from ksieve.core.errors import BackendError
 SPEC = KernelSpec("dummy", "sm_80", (("KSIEVE_THREADS", 128), ("KSIEVE_K", 3)))
 OTHER = replace(SPEC, arch="sm_90a")
 SOURCES = Sources(Path("/nowhere"), (("dummy.cu", "text"),), "digest")
+KERNELS = Path(cache.__file__).parents[3] / "kernels"
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners and modes here")
+
+
+@pytest.mark.parametrize("path", sorted(KERNELS.rglob("*.cu")), ids=lambda path: path.relative_to(KERNELS).as_posix())
+def test_a_file_defines_the_kernel_of_its_name(path):
+    """A moved file whose kernel keeps its name compiles, and is not found when it is loaded."""
+    spec = replace(SPEC, stem=path.relative_to(KERNELS).with_suffix("").as_posix())
+    assert f" {spec.entry}(" in path.read_text(encoding="utf-8")
 
 
 def code_of(spec):
