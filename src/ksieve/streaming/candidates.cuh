@@ -1,7 +1,7 @@
 // The epilogue of a producer in CUDA C++: keep the scores that ksieve.streaming.Candidates asks for, and count them.
 //
-// Compute capability 7.0 and later. `ksieve.streaming.include_path()` is the directory of this file. The members are the
-// arrays of the Candidates: pass their addresses, `candidates.scores.stride(0)` and `candidates.capacity`.
+// Compute capability 7.0 and later. `ksieve.streaming.include_path()` is the directory of this file. The members are
+// the arrays of the Candidates: pass their addresses, `candidates.scores.stride(0)` and `candidates.capacity`.
 #pragma once
 
 namespace ksieve {
