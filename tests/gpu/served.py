@@ -19,7 +19,7 @@ from gpu.variants import Variant
 from ksieve.core import arguments, entries
 from ksieve.core.options import Options, dtype_text
 from ksieve.core.stats import Stats
-from ksieve.model import gathering, reference
+from ksieve.model import gathering, pooling, reference
 from ksieve.planning.plan import Plan
 from ksieve_lab import oracle
 
@@ -152,7 +152,7 @@ def compare_stats(served: Served) -> list[str]:
         bounds = entries.bounds(options, *scores.shape, lengths=lengths, starts=starts, tails=host.get("tail"))
         table = host.get("block_table")
         places = host.get("positions") if table is None else gathering.positions_of(table, scores.shape[1])
-        found = entries.entries_of(options, scores, *bounds, positions=places)
+        found = pooling.entries_of(options, scores, *bounds, positions=places)
         own = np.full(rows, k) if ks is None else np.clip(ks.astype(np.int64), 0, k)
         parts, k = entries.forced(options, found.total, own), entries.selected(options, scores.shape[1], k)[1]
         ks = None if ks is None else np.minimum(parts.slots, k).astype(np.int32)

@@ -22,7 +22,7 @@ NEEDS_EXTRA = re.compile(
 )
 """Of a file that is no part of `make test`: it skips itself without an extra, or its mark says so."""
 
-RUNS_PROGRAM = re.compile(r'ksieve\.cli\b|ksieve_lab\b|-m(?:", ")? ?ksieve|find_spec')
+RUNS_PROGRAM = re.compile(r'ksieve\.cli\b|ksieve_lab\.(?!oracle|captures)|-m(?:", ")? ?ksieve|find_spec')
 EXTRA = re.compile(r"torch|jax|cupy|triton|cuda[._]|nvrtc|matplotlib|importorskip|which\(")
 
 LEFT = pytest.StashKey[Counter[tuple[str, str]]]()
