@@ -56,9 +56,10 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command by its name; None if there is none."""
-        own = super().get_command(ctx, cmd_name)
+        if own := super().get_command(ctx, cmd_name):  # without importing the tables of others
+            return own
         found = next((table[cmd_name] for table in self._tables() if cmd_name in table), None)
-        return own or (found and _Further(cmd_name, *found))
+        return found and _Further(cmd_name, *found)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; the error about an unknown one says where further ones come from."""
