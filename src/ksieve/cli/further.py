@@ -17,19 +17,18 @@ from typer.core import TyperCommand, TyperGroup
 Table = Mapping[str, tuple[str, str]]
 
 GROUP = "ksieve.commands"
-HOW = "benches, studies, replays and captures come with ksieve-lab: pip install ./lab in a clone of ksieve"
-
-_tables: list[Table] = []
+HOW = "Benches, studies, replays and captures come with ksieve-lab: pip install ./lab in a clone of ksieve."
 
 
 def register(table: Table) -> None:
     """Add commands without an entry point, as a source tree that is not installed needs it."""
-    if table not in _tables:
-        _tables.append(table)
+    if table not in _tables():
+        _tables().append(table)
 
 
 @cache
-def _installed() -> list[Table]:
+def _tables() -> list[Table]:
+    """Return the tables of installed distributions; `register` adds to them."""
     return [entry.load() for entry in metadata.entry_points(group=GROUP)]
 
 
@@ -52,13 +51,13 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of ``--help``."""
-        return list(dict.fromkeys([*self.commands, *(name for table in self._tables() for name in table)]))
+        return list(dict.fromkeys([*self.commands, *(name for table in _tables() for name in table)]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command by its name; None if there is none."""
         if own := super().get_command(ctx, cmd_name):  # without importing the tables of others
             return own
-        found = next((table[cmd_name] for table in self._tables() if cmd_name in table), None)
+        found = next((table[cmd_name] for table in _tables() if cmd_name in table), None)
         return found and _Further(cmd_name, *found)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -66,10 +65,6 @@ class Commands(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except Exception as error:
-            if not self._tables() and hasattr(error, "message"):
-                error.message += f" {HOW[0].upper()}{HOW[1:]}."
+            if not _tables() and hasattr(error, "message"):
+                error.message += f" {HOW}"
             raise
-
-    @staticmethod
-    def _tables() -> list[Table]:
-        return [*_installed(), *(table for table in _tables if table not in _installed())]

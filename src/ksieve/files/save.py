@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from ksieve.core.atomic import write_bytes
+from ksieve.files.scores import K_KEY, KIND_KEY, VERSION_KEY
 
 _ALIGNMENT = 64
 
@@ -33,5 +34,5 @@ def save_scores(path: str | os.PathLike[str], tensors: Mapping[str, Any], k: int
     """
     from safetensors.torch import save
 
-    facts = {"ksieve_capture": "1", "kind": "scores", "topk": str(k)} | metadata
+    facts = {VERSION_KEY: "1", KIND_KEY: "scores", K_KEY: str(k)} | metadata
     write_bytes(path, save(dict(tensors), facts))

@@ -20,6 +20,7 @@ from ksieve.planning.tune.timing import Contender
 from ksieve_lab import oracle
 from ksieve_lab.bench import block_rows, floor, glue, gpu, runner, scores
 from ksieve_lab.bench.glue import Steps
+from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.scores import in_blocks
 
@@ -210,7 +211,7 @@ def _measure(case: Case, device: DeviceInfo | str, settings: Settings) -> Facts:
     if isinstance(device, DeviceInfo):
         reads, clock = floor.contenders(matrices, lengths, device), None
     else:
-        reads, clock = [Contender(READ, lambda i: matrices[i].amax(1))], gpu.on_the_host
+        reads, clock = [Contender(READ, lambda i: matrices[i].amax(1))], measure_host
     set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
     read, selectors = gpu.timed(reads, contenders, len(matrices), set_bytes, rounds=settings.rounds, clock=clock)
     selectors |= {name: {"error": error, "exact": None} for name, error in errors.items()}

@@ -20,7 +20,6 @@ from ksieve.planning.tune.timing import Contender, Timing
 from ksieve.planning.tune.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard
 from ksieve_lab.bench import floor, peers, runner, scores
-from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.traces.serving import invocations
 
@@ -220,11 +219,6 @@ def timed(
         "reads": {t.name: t.facts() for t in own},
     }  # fmt: skip
     return facts, {t.name: t.facts() | {"of_floor": least.median / t.median} for t in others}
-
-
-def on_the_host(contenders: Sequence[Contender], sets: int, read_bytes: int, *, rounds: int) -> list[Timing]:
-    """Clock of `timed` on the CPU."""
-    return measure_host(contenders, sets, rounds=rounds)
 
 
 def compact(facts: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from ksieve.planning.tune.timing import Contender, Timing, line
 
 
-def measure_host(contenders: Sequence[Contender], sets: int, *, rounds: int = 7) -> list[Timing]:
-    """Time contenders on the CPU, otherwise as `timing.measure` does: arguments and result are as there."""
+def measure_host(contenders: Sequence[Contender], sets: int, read_bytes: int, *, rounds: int = 7) -> list[Timing]:
+    """Time contenders on the CPU, otherwise as `timing.measure` does: arguments and result are as there.
+
+    No cache is emptied: `read_bytes` is not used.
+    """
     timings = [Timing(c.name) for c in contenders]
     for contender, timing in zip(contenders, timings, strict=True):
         try:

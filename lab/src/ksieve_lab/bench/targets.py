@@ -23,7 +23,8 @@ from ksieve.core.stats import Stats
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune.tasks import POISON
 from ksieve.planning.tune.timing import Contender
-from ksieve_lab.bench.gpu import measure_task, on_the_host, timed
+from ksieve_lab.bench.gpu import measure_task, timed
+from ksieve_lab.bench.host_timing import measure_host
 
 Choice = tuple[str | None, SamplingPolicy | str | None]
 """Family and policy that a plan is forced to; None leaves either to the planner."""
@@ -100,7 +101,7 @@ class Cpu:
             read_prefixes(scores, lengths)
 
         plans = [contender(name, policy) for name, (_, policy) in choices.items()]
-        facts, selectors = timed([Contender("plain read", read)], plans, 1, 0, rounds=rounds, clock=on_the_host)
+        facts, selectors = timed([Contender("plain read", read)], plans, 1, 0, rounds=rounds, clock=measure_host)
         return facts | {"selectors": selectors}
 
     def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:

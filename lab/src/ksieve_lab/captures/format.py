@@ -18,8 +18,9 @@ from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.keys import widen
 from ksieve.core.text import bytes_text
+from ksieve.files.scores import FLOATS, FREE_ROWS, K_KEY, KIND_KEY, VERSION_KEY
 from ksieve_lab.captures import factors
-from ksieve_lab.captures.tensorfile import DTYPE_OF_NAME, FLOATS, FREE_ROWS, NUMPY_OF, TensorFile, TensorInfo
+from ksieve_lab.captures.tensorfile import DTYPE_OF_NAME, NUMPY_OF, TensorFile, TensorInfo
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["scores", "factors"]
@@ -27,8 +28,6 @@ Progress = Callable[[int, int], None]
 """Called as ``progress(rows done, rows in all)``."""
 
 FORMAT_VERSION = 1
-VERSION_KEY, KIND_KEY, K_KEY = "ksieve_capture", "kind", "topk"
-"""Metadata keys with a meaning: format version, kind, and the K that the capture is meant for."""
 
 BLOCK_BYTES = 64 << 20
 """Default bound on the bytes of one block of scores."""
@@ -78,7 +77,7 @@ class Capture:
             self.kind: Kind = self._recognise()
             self.k = self._suggested_k()
             if self.kind == "scores":
-                self._scores = self._file.require("scores", FLOATS, ("rows", "width"))
+                self._scores = self._file.require("scores", (*FLOATS,), ("rows", "width"))
                 self.rows, self.width = self._scores.shape
                 self.dtype = _NAME_OF_DTYPE[self._scores.dtype]
             else:
@@ -265,7 +264,7 @@ class Capture:
 
     def _open_factors(self) -> None:
         file = self._file
-        self._q = file.require("q", FLOATS, ("rows", "heads", "dim"))
+        self._q = file.require("q", (*FLOATS,), ("rows", "heads", "dim"))
         self.rows, heads, dim = self._q.shape
         self._keys = file.require("k", ("I8", *FLOATS), ("width", dim))
         self.width, self.dtype = self._keys.shape[0], "float32"

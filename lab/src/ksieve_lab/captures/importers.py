@@ -16,10 +16,10 @@ import numpy as np
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path, same_file
+from ksieve.files.scores import FREE_ROWS, MAX_SIZE
 from ksieve_lab.captures.format import BLOCK_BYTES, Array, Progress, rows_per_block
 from ksieve_lab.captures.numbers import narrow
 from ksieve_lab.captures.sources import TAKES, Source, open_source
-from ksieve_lab.captures.tensorfile import FREE_ROWS, MAX_SIZE
 from ksieve_lab.captures.writer import CaptureWriter
 
 CAUSAL = "causal"

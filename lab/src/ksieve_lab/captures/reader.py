@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ksieve.files.arrays import read_header
+from ksieve.files.scores import VERSION_KEY
 from ksieve_lab.captures.factors import FACTORS
-from ksieve_lab.captures.format import VERSION_KEY, Capture
-from ksieve_lab.captures.tensorfile import TensorFile
+from ksieve_lab.captures.format import Capture
 
 
 def reader(path: Path) -> Capture | None:
     """Open a capture; None for a safetensors file that is none."""
-    file = TensorFile(path)
-    file.close()
-    return Capture(path) if VERSION_KEY in file.metadata or set(file.tensors) >= FACTORS else None
+    tensors, metadata = read_header(path)
+    return Capture(path) if VERSION_KEY in metadata or set(tensors) >= FACTORS else None

@@ -19,6 +19,7 @@ import numpy as np
 
 from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
 from ksieve.core.paths import as_path, unreadable
+from ksieve.files.scores import FLOATS, MAX_SIZE
 
 Array = np.ndarray[Any, Any]
 
@@ -43,22 +44,13 @@ OTHERS: dict[str, np.dtype[Any]] = {
 }
 """NumPy dtype of further safetensors dtypes, for imports and index arrays."""
 
-MAX_SIZE = (1 << 31) - 1
-"""Largest size of a dimension that is read: indices and lengths are int32."""
-
 MAX_ENTRIES = 1 << 59
 """Largest product of the sizes that are not 0: NumPy addresses an array, also an empty one, by 63 bits."""
 
 SIZES = f"sizes up to {MAX_SIZE}, and at most 2**59 entries"
 
-FREE_ROWS = 1 << 20
-"""Largest number of rows or keys without data in the file; each further one takes a byte, which bounds the memory."""
-
-DTYPE_OF_NAME = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+DTYPE_OF_NAME = {name: dtype for dtype, name in FLOATS.items()}
 """Safetensors dtype of each score dtype."""
-
-FLOATS = ("F32", "F16", "BF16")
-"""Safetensors dtypes that scores and factors may have."""
 
 METADATA_BYTES = 90_000_000
 """Largest size of the metadata in bytes: the safetensors library reads headers of up to 100,000,000."""

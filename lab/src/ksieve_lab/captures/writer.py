@@ -14,20 +14,16 @@ from numpy.typing import NDArray
 from ksieve.core import problem
 from ksieve.core.atomic import Draft, replacing
 from ksieve.core.errors import ArgumentError, FileFormatError, shown
+from ksieve.files.scores import FLOATS, K_KEY, KIND_KEY, MAX_SIZE, VERSION_KEY
 from ksieve_lab.captures.format import (
     BLOCK_BYTES,
     FORMAT_VERSION,
-    K_KEY,
-    KIND_KEY,
-    VERSION_KEY,
     Array,
     Kind,
     rows_per_block,
 )
 from ksieve_lab.captures.tensorfile import (
     DTYPE_OF_NAME,
-    FLOATS,
-    MAX_SIZE,
     METADATA_BYTES,
     NUMPY_OF,
     TensorInfo,
@@ -206,7 +202,7 @@ def write_factors(
         The message names the array, the value that it got and the values that it takes.
     """
     header = capture_metadata("factors", k, metadata)
-    q_array = _factor(q, "q", 3, FLOATS)
+    q_array = _factor(q, "q", 3, (*FLOATS,))
     rows, heads, dim = q_array[1].shape
     key_array = _factor(keys, "keys", 2, ("I8", *FLOATS))
     width = key_array[1].shape[0]

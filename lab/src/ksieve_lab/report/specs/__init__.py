@@ -72,8 +72,10 @@ def readme(files: Sequence[File]) -> str:
     for file in (file for file in files if file.stem == "gpu-operator-k2048"):
         judge(section_of("operator"), file)
         parts += ["### On a GPU", tabulate(gpu.FRACTIONS, [file])]
-        parts += ["To measure again, and to run the GPU suite, with a Python that has torch and the `cuda` extra:",
-                  fenced("text", f"{command(file)}\nmake test-gpu PYTHON=python3")]  # fmt: skip
+        parts += [
+            "To measure again, and to run the GPU suite, a Python needs torch, ksieve-lab and the `cuda` extra:",
+            fenced("text", f"{command(file)}\nmake test-gpu PYTHON=python3"),
+        ]
     return "\n\n".join(parts)
 
 
