@@ -95,7 +95,8 @@ def run(
     int32, shape (rows, k)): every slot is written; last stride 1, any row pitch.
     """
     rows, width = scores.shape
-    valid = np.ascontiguousarray(np.clip(lengths, 0, width), dtype=np.int32)
+    # np.clip takes three times as long on a few rows.
+    valid = np.ascontiguousarray(np.minimum(np.maximum(lengths, 0), width), dtype=np.int32)
     select, raw = _selector(plan, scores, valid, return_stats)
     slots = placed(out)
     _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width, scores)
