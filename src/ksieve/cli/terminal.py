@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ksieve.core.text import plain
@@ -27,13 +27,7 @@ from ksieve.core.text import printable as safe
 _BETWEEN_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 UNBOUNDED = 1_000_000
-"""Columns that any table fits in: a width to measure it with."""
-
-GAPS = (3, 2)
-"""Spaces between columns: the first with which a table fits the terminal."""
-
-NARROW = 20
-"""Columns below which the values of `facts` are no longer wrapped beside their names, but written below them."""
+"""Columns of a pipe, which any table fits in."""
 
 
 @dataclass
@@ -147,104 +141,38 @@ def facts(pairs: Mapping[str, Any] | Iterable[tuple[str, Any]], *, indent: int =
     """Print ``name  value`` lines with the values aligned; a terminal wraps them under each other."""
     items = [(safe(name), safe(value)) for name, value in (pairs.items() if isinstance(pairs, Mapping) else pairs)]
     width = max((cell_len(name) for name, _ in items), default=0)
-    longest = max((cell_len(value) for _, value in items), default=0)
     console = stdout()
-    if console.is_terminal and console.width - indent - width - 2 < min(longest, NARROW):
-        _entries(console, items, indent)
-        return
-    if console.is_terminal:
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(no_wrap=True)
-        grid.add_column(overflow="fold")
+    if not console.is_terminal:  # a grid would end short lines with spaces
         for name, value in items:
-            grid.add_row(Text(" " * indent + name), Text(value))
-        console.print(grid, soft_wrap=False)
+            say(f"{' ' * indent}{name:<{width}}  {value}")
         return
+    grid = Table.grid(Column(overflow="fold"), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for name, value in items:
-        say(f"{' ' * indent}{name:<{width}}  {value}")
+        grid.add_row(Text(" " * indent + name), Text(value))
+    console.print(grid, soft_wrap=False)
 
 
 def table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    title: str | None = None,
-    blocks: Literal["rows", "columns"] = "rows",
-    texts: Sequence[str] = (),
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, texts: Sequence[str] = ()
 ) -> None:
     """Print a table; the first column left-aligned, the others right-aligned.
 
-    No cell is ever cut. A terminal that is narrower than the table gets blocks of ``column: value`` lines instead,
-    one for each row, or one for each column after the first; a pipe has no width and gets the table.
+    No cell is ever cut: a terminal that is narrower than the table gets cells of several lines. A pipe has no width.
 
-    `rows`: one text per column. Empty cells at the start of a row repeat those of the row above, empty ones elsewhere
-    have no value. `blocks` ({"rows", "columns"}): whether a block is a row or a column: choose the one that holds the
-    user's captures. `texts`: columns of text, left-aligned too.
+    `rows`: one text per column. `texts`: columns of text, left-aligned too.
     """
-    columns = [safe(column) for column in columns]
-    lines = [tuple(safe(cell) for cell in row) for row in rows]
-    title = None if title is None else safe(title)
-    grid = Table(box=None, pad_edge=False)
+    grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for position, column in enumerate(columns):
         justify: Literal["left", "right"] = "left" if position == 0 or column in texts else "right"
-        grid.add_column(Text(column), justify=justify, header_style="bold", no_wrap=True)
-    for line in lines:
-        grid.add_row(*map(Text, line))
+        grid.add_column(Text(safe(column)), justify=justify, header_style="bold", overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(safe(cell)) for cell in row))
+    if title is not None:
+        say(title, style="bold")
     console = stdout()
-    if title is not None:
-        _wrapped(console, title, "bold")
-    for gap in GAPS:
-        grid.padding = (0, gap, 0, 0)
-        needed = console.measure(grid, options=console.options.update(width=UNBOUNDED)).maximum
-        if not console.is_terminal:
-            console.width = max(console.width, needed)
-        if needed <= console.width:
-            console.print(grid, soft_wrap=False)
-            return
-    if title is not None:
-        console.print()
-    _blocks(console, columns, lines, blocks)
-
-
-def _blocks(
-    console: Console, columns: Sequence[str], lines: Sequence[tuple[str, ...]], kind: Literal["rows", "columns"]
-) -> None:
-    """Print a table's cells as blocks of ``name: value`` lines."""
-    headed: list[tuple[str, list[tuple[str, str]]]] = []
-    if kind == "columns":
-        headed = [(columns[i], [(line[0], line[i]) for line in lines]) for i in range(1, len(columns))]
-    else:
-        above: tuple[str, ...] = ()
-        for line in lines:
-            empty = next((i for i, cell in enumerate(line) if cell), 0)
-            above = above[:empty] + line[empty:]
-            name = f"{columns[0]}: {above[0]}" if columns[0] and above[0] else above[0]
-            headed.append((name, list(zip(columns[1:], above[1:], strict=True))))
-    for position, (name, pairs) in enumerate(headed):
-        if position:
-            console.print()
-        _wrapped(console, name, "bold")
-        _entries(console, [(label, value) for label, value in pairs if value], 2)
-
-
-def _entries(console: Console, pairs: Iterable[tuple[str, str]], indent: int) -> None:
-    """Print ``name: value`` lines; where one is too long, the value goes below its name."""
-    for name, value in pairs:
-        line = f"{name}: {value}" if name else value
-        if "\n" not in line and indent + cell_len(line) <= console.width:
-            _wrapped(console, line, indent=indent)
-            continue
-        if name:
-            _wrapped(console, f"{name}:", indent=indent)
-        _wrapped(console, value, indent=indent + 2 if name else indent)
-
-
-def _wrapped(console: Console, text: str, style: str = "", *, indent: int = 0) -> None:
-    """Print a text, broken between words where the terminal is too narrow; a pipe has no width."""
-    room = max(1, console.width - indent) if console.is_terminal else UNBOUNDED
-    for line in Text(text).wrap(console, room):
-        line.rstrip()
-        console.print(Text(" " * indent) + line, style=style, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = UNBOUNDED
+    console.print(grid, soft_wrap=False)
 
 
 @contextmanager

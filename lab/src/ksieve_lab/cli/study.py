@@ -124,9 +124,9 @@ def study(
         for c in found
     )
     terminal.say()
-    terminal.table(*words.comparison_table(results), blocks="columns")
+    terminal.table(*words.comparison_table(results))
     terminal.say()
-    terminal.table(*words.policy_table(results), blocks="columns")
+    terminal.table(*words.policy_table(results))
     terminal.say()
     terminal.say(f"report: {written[0]}")
     terminal.say(f"result: {_short(written[1])}")
