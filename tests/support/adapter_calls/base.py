@@ -9,35 +9,63 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 POISON = 0x5A5A5A5A
+ROWS = 12
 Arrays = dict[str, Any]
+Inputs = Callable[[np.random.Generator, int, int, str], Arrays]
+
+
+class Slots(NamedTuple):
+    """What a row of an output holds: what was found, in any order or in this one, then the fill value."""
+
+    found: list[Any]
+    fill: float = -1
+    ordered: bool = True
+
+
+Row = Callable[[Arrays, int, int, Arrays], dict[str, "Slots | list[int]"]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """`inputs(rng)` makes NumPy arrays; `call(tensors)` returns named outputs; `check(arrays, outputs)` asserts."""
+    """`inputs(rng, width, k, dtype)` makes NumPy arrays; `call(tensors, k)` returns named outputs.
+
+    `row(arrays, k, r, outputs)` says what each output holds in row r; `outputs` are those of the row. A list stands for
+    the numbers in any order, then -1. An output "untouched" holds what was never to be written.
+    """
 
     name: str
-    inputs: Callable[[np.random.Generator, int, int, str], Arrays]
+    inputs: Inputs
     call: Callable[[Arrays, int], Arrays]
-    check: Callable[[Arrays, int, Arrays], None]
+    row: Row
     dtypes: tuple[str, ...] = ("float32",)
+
+    def check(self, arrays: Arrays, k: int, outputs: Arrays) -> None:
+        """Assert that every row of every output is what it should be."""
+        assert np.all(outputs.pop("untouched", POISON) == POISON), "written outside of the output"
+        for r in range(ROWS):
+            own = {name: output[r] for name, output in outputs.items()}
+            expected = self.row(arrays, k, r, own)
+            assert expected.keys() == own.keys()
+            for name, slots in own.items():
+                wanted = expected[name]
+                same(slots, *(wanted if isinstance(wanted, Slots) else (wanted,)))
 
 
 CASES: list[Case] = []
 
 
-def case(inputs: Any, dtypes: tuple[str, ...] = ("float32",)) -> Any:
-    """Register a class of three functions as a case."""
+def case(inputs: Inputs, row: Row, *dtypes: str, name: str = "") -> Any:
+    """Register a function, which makes the call, as a case."""
 
-    def register(kind: Any) -> Any:
-        CASES.append(Case(kind.__name__, inputs, kind.call, kind.check, dtypes))
-        return kind
+    def register(call: Any) -> Any:
+        CASES.append(Case(name or call.__name__, inputs, call, row, dtypes or ("float32",)))
+        return call
 
     return register
 
@@ -52,18 +80,30 @@ def best(row: np.ndarray, start: int, end: int, k: int) -> list[int]:
     return sorted(np.argsort(-window.astype(np.float64), kind="stable")[:k].tolist())
 
 
-def same(slots: np.ndarray, expected: list[int], fill: int = -1) -> None:
-    """The expected numbers in any order, then the fill value."""
-    count = len(expected)
-    assert sorted(slots[:count].tolist()) == sorted(expected)
-    assert (slots[count:] == fill).all()
+def same(slots: np.ndarray, expected: list[Any], fill: float = -1, ordered: bool = False) -> None:
+    """The expected numbers, then the fill value."""
+    found = slots[: len(expected)].tolist()
+    assert (found == expected) if ordered else (sorted(found) == sorted(expected))
+    assert (slots[len(expected) :] == fill).all()
 
 
-def same_in_order(slots: np.ndarray, expected: list[int], fill: int = -1) -> None:
-    assert slots.tolist() == expected + [fill] * (len(slots) - len(expected))
+def prefix(a: Arrays, r: int, k: int) -> list[int]:
+    """The best of the first ``lengths[r]`` scores of row r."""
+    return best(a["scores"][r], 0, int(a["lengths"][r]), k)
 
 
-ROWS = 12
+def window(a: Arrays, r: int, k: int) -> list[int]:
+    """The best of ``[start, start + length)`` of row r, in numbers that do not wrap; relative to its start."""
+    start = int(a["starts"][r])
+    return best(a["scores"][r], start, start + max(int(a["lengths"][r]), 0), k)
+
+
+def values_of(a: Arrays, r: int, slots: np.ndarray, found: list[int], fill: float = -np.inf) -> Slots:
+    """The scores at the indices of a row."""
+    return Slots(a["scores"][r, slots[: len(found)]].tolist(), fill)
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------
 
 
 def scores_of(rng: np.random.Generator, rows: int, width: int, dtype: str) -> np.ndarray:
@@ -101,21 +141,14 @@ def buffer(rows: int, columns: int, dtype: Any = np.int32) -> np.ndarray:
     return np.full((rows, columns), POISON, dtype)
 
 
-def ragged_inputs(rng, width, k, dtype):
-    """Scores, lengths, starts and offsets of every row, under SGLang's names, which FlashInfer's cases share."""
+def of_rows(rng, width, k, dtype):
+    """Scores, and for every row a length, a window and an offset; outputs of indices."""
+    starts, ends = windows_of(rng, ROWS, width)
     return {
-        "score": scores_of(rng, ROWS, width, dtype),
-        "lengths": lengths_of(rng, ROWS, width, k),
-        "starts": rng.integers(0, width // 2, ROWS).astype(np.int32),
-        "offsets": rng.integers(-5, 10**6, ROWS).astype(np.int32),
-        "out": buffer(ROWS, k),
-    }
-
-
-def ends_of(a: Arrays, r: int) -> tuple[int, int]:
-    """Window [start, start + length) of a row, in numbers that do not wrap."""
-    start = int(a["starts"][r])
-    return start, start + max(int(a["lengths"][r]), 0)
+        "scores": scores_of(rng, ROWS, width, dtype), "lengths": lengths_of(rng, ROWS, width, k), "starts": starts,
+        "ends": ends, "offsets": rng.integers(-5, 10**6, ROWS).astype(np.int32), "out": buffer(ROWS, k),
+        "raw": buffer(ROWS, k),
+    }  # fmt: skip
 
 
 def table_of(rng: np.random.Generator, requests: int, entries: int) -> np.ndarray:
@@ -124,8 +157,6 @@ def table_of(rng: np.random.Generator, requests: int, entries: int) -> np.ndarra
 
 
 # ---- running one -----------------------------------------------------------------------------------------------
-
-SCORES = ("logits", "score", "scores", "input")
 
 
 def make(case: Case, seed: int, width: int, k: int, dtype: str) -> Arrays:
@@ -138,7 +169,7 @@ def to_tensors(arrays: Arrays, dtype: str, device: str, pad: int = 3) -> Arrays:
     tensors = {}
     for name, array in arrays.items():
         tensor = torch.from_numpy(array.copy()).to(device)
-        if name in SCORES:
+        if name == "scores":
             rows, width = array.shape
             padded = torch.full((rows, width + pad), float("nan"), dtype=getattr(torch, dtype), device=device)
             padded[:, :width] = tensor
