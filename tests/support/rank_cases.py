@@ -11,9 +11,8 @@ import torch
 import ksieve.distributed as ranks
 from ksieve.core.options import Options
 from ksieve.distributed import fused
-from ksieve.distributed.collectives import NOTHING, TorchOps, marked
 from ksieve.distributed.plans import ShardPlan
-from ksieve.distributed.protocol import agree
+from ksieve.distributed.protocol import NOTHING, agree, marked
 from ksieve.distributed.ranks import _merged, ordered_keys
 from ksieve.distributed.schedules import LINKS, Pairs, Samples, Shape
 from ksieve_lab.simulator import run_together
@@ -78,7 +77,7 @@ def check_kernels(layout_name: str, schedule: Any, kind: str, device: str = "cpu
             given = (None if x is None else x.to(device) for x in (mixed, of_mixed, ks))
             ours.append(_through_the_host(fused.select(plan, *given, base == "shard", TAG), device))
             theirs.append(_by_operations(plan, ids, scores, wanted))
-        for found, right in zip(*(run_together(each, stack=torch.stack) for each in (ours, theirs)), strict=True):
+        for found, right in zip(*(run_together(each) for each in (ours, theirs)), strict=True):
             assert torch.equal(found[1].cpu(), right[1])
             assert torch.equal(found[0].cpu(), right[0])
             cases += 1
@@ -107,7 +106,7 @@ def check_tags(schedule: Any, kernels: bool, device: str = "cpu", world: int = 3
                 )
             plans.append(plan)
             calls.append(_through_the_host(steps, device))
-        answers = run_together(calls, stack=torch.stack)
+        answers = run_together(calls)
         assert [plan.disagreed for plan in plans] == [odd != TAG] * world
         found = torch.stack([answer[0] if kernels else answer for answer in answers])
         assert (found >= 0).sum() == (0 if odd != TAG else 64 * ROWS * (1 if kernels else world))
@@ -149,7 +148,7 @@ def _by_operations(plan: ShardPlan, ids: Any, values: Any, ks: Any) -> Generator
     order = plan.shape.extent - 1 - positions if plan.shape.high_first else positions
     keys = ordered_keys(values, plan.options.ranking)
     best = torch.where(ids < 0, NOTHING, (keys << plan.shape.position_bits) | order)
-    agreed = yield from agree(plan.schedule, TorchOps(ids.device), plan.shape, plan.rank, best, ks)
+    agreed = yield from agree(plan.schedule, plan.shape, plan.rank, best, ks)
     held = torch.arange(plan.shape.k, device=ids.device)[None] < agreed.count[:, None]
     of_shard = plan.index_base == "shard"
     found = torch.where(held, ids.long() if of_shard else positions, 1 << 40).sort(1).values

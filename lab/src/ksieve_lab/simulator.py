@@ -1,8 +1,8 @@
-"""All ranks in one process: the protocol over W shards in NumPy, up to 1,024 of them, with its messages counted."""
+"""All ranks in one process: the protocol over W shards, up to 1,024 of them, with its messages counted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,9 @@ from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import check_k, check_options, check_scores, check_size
 from ksieve.core.ranking import ranked
 from ksieve.core.windows import windows
-from ksieve.distributed.collectives import NOTHING, AllGather
 from ksieve.distributed.layouts import Contiguous, Layout, Widths, check_layout, check_widths
 from ksieve.distributed.plans import check_rows_of_requests
-from ksieve.distributed.protocol import agree, everywhere
+from ksieve.distributed.protocol import NOTHING, AllGather, agree, everywhere
 from ksieve.distributed.schedules import (
     LINKS,
     Message,
@@ -32,41 +31,6 @@ from ksieve.distributed.schedules import (
 )
 
 I64 = NDArray[np.int64]
-
-
-class NumpyOps:
-    """Operations of NumPy: those of `ksieve.distributed.collectives.TorchOps`."""
-
-    take = staticmethod(lambda x, index: np.take_along_axis(x, index, 1))
-    where = staticmethod(np.where)
-    clip = staticmethod(lambda x, low, high=None: np.clip(x, low, high))
-    least = staticmethod(np.minimum)
-    count = staticmethod(lambda mask: np.count_nonzero(mask, axis=-1))
-    upto = staticmethod(lambda ascending, last: np.count_nonzero(ascending <= last[:, None], axis=-1))
-    cumsum = staticmethod(lambda x: np.cumsum(x, 1))
-    sort = staticmethod(lambda x: np.sort(x, 1))
-
-    def join(self, *columns: Any) -> Any:
-        """As `TorchOps`."""
-        return np.concatenate(columns, 1)
-
-    def columns(self, n: int) -> Any:
-        """As `TorchOps`."""
-        return np.arange(n, dtype=np.int64)[None]
-
-    def by_row(self, gathered: Any) -> Any:
-        """As `TorchOps`."""
-        return np.swapaxes(gathered, 0, 1)
-
-    def histogram(self, bins: Any, weights: Any, count: int) -> Any:
-        """As `TorchOps`."""
-        found = np.zeros((bins.shape[0], count), np.int64)
-        np.add.at(found, (np.arange(bins.shape[0])[:, None], bins), weights)
-        return found
-
-    def narrow(self, x: Any) -> Any:
-        """As `TorchOps`."""
-        return x.astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -221,7 +185,8 @@ def _rank(
     output: Output,
 ) -> Generator[Any, Any, tuple[I64, I64, I64 | None]]:
     """One rank: its best by sorting, then the protocol."""
-    ops: Any = NumpyOps()
+    import torch
+
     places = layout.positions(np.arange(widths[rank]), rank, widths)
     low, high = (layout.below(bound, rank, widths)[:, None] for bound in (begin, end))
     local = np.arange(widths[rank])
@@ -232,17 +197,17 @@ def _rank(
     best[:, : kept.shape[1]] = kept
     place = best & ((1 << shape.position_bits) - 1)
     positions = shape.extent - 1 - place if shape.high_first else place
-    agreed = yield from agree(schedule, ops, shape, rank, best, ks)
+    wanted = torch.from_numpy(ks)
+    agreed = yield from agree(schedule, shape, rank, torch.from_numpy(best), wanted)
     found = None
     if output == "global":
-        found = yield from everywhere(ops, shape, rank, positions, agreed, ks)
-    return positions, agreed.count, found
+        found = (yield from everywhere(shape, rank, torch.from_numpy(positions), agreed, wanted)).numpy()
+    return positions, agreed.count.numpy(), found
 
 
 def run_together(
     ranks: Sequence[Generator[Any, Any, Any]],
     sent: list[Message] | None = None,
-    stack: Callable[[list[Any]], Any] = np.stack,
 ) -> list[Any]:
     """Run the generators of all ranks, one collective after another, and return what each returns.
 
@@ -251,14 +216,14 @@ def run_together(
     ranks : sequence of generators
     sent : list, optional
         Receives a `Message` for every collective.
-    stack : callable
-        ``stack`` of the arrays' library.
 
     Raises
     ------
     RuntimeError
         Ranks ask for different collectives: on a process group they would wait for each other.
     """
+    import torch
+
     ended: list[Any] = [None] * len(ranks)
     answers: list[Any] = [None] * len(ranks)
     while True:
@@ -275,7 +240,7 @@ def run_together(
             raise RuntimeError(f"ranks differ: {len(asked)} of {len(ranks)} ask for {sorted(map(str, kinds))}")
         arrays = [ask.array for ask in asked]
         gathers = isinstance(asked[0], AllGather)
-        stacked = stack(arrays)
+        stacked = torch.stack(arrays)
         answers = [stacked if gathers else stacked.sum(0, dtype=stacked.dtype)] * len(ranks)
         if sent is not None:
             sent.append(Message("all-gather" if gathers else "all-reduce", arrays[0].nbytes))

@@ -1,6 +1,6 @@
 """Exact Top-K selection over rows whose scores lie on several ranks, with ``torch.distributed``.
 
-Importing this module imports no PyTorch; `topk` and `plan` do. `simulate` runs all ranks in one process, in NumPy.
+Importing this module imports no PyTorch; `topk` and `plan` do.
 """
 
 from ksieve.distributed.fused import prepare

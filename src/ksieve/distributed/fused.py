@@ -13,9 +13,9 @@ from typing import Any
 from ksieve import dispatch
 from ksieve.backends.cuda import ranks
 from ksieve.core.problem import Device, Problem
-from ksieve.distributed.collectives import AllGather, AllReduce
 from ksieve.distributed.layouts import Interleaved
 from ksieve.distributed.plans import ShardPlan, check_plan
+from ksieve.distributed.protocol import AllGather, AllReduce
 from ksieve.distributed.schedules import Pairs, Samples
 
 

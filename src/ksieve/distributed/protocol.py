@@ -13,18 +13,38 @@ ranks; of each rank they are the first n of its best. A schedule finds that n fo
 * `digits`: added histograms of the digits of a composite, from the most significant one on. Contiguous shards need
   the digits of the key alone: the scores equal to the k-th are divided by their count on each rank.
 
-The number and the shapes of the messages depend on the plan alone. A row of fewer than k valid scores, or of none,
-takes the same steps: slots without a score are `NOTHING`, and the k-th best of such a row is `NOTHING` too.
+A protocol is a generator of operations of PyTorch: it yields a collective and receives its result. Nothing of it waits
+for a device: no value is read back. The number and the shapes of the messages depend on the plan alone. A row of fewer
+than k valid scores, or of none, takes the same steps: slots without a score are `NOTHING`, and the k-th best of such a
+row is `NOTHING` too.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from ksieve.distributed.collectives import NOTHING, AllGather, AllReduce, TorchOps
 from ksieve.distributed.schedules import Digits, Pairs, Samples, Schedule, Shape
+
+NOTHING = (1 << 63) - 1
+"""The composite of a slot without a score: behind every other."""
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Ask for the arrays of all ranks, stacked along a new first dimension in the order of the ranks."""
+
+    array: Any
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Ask for the sum of the arrays of all ranks."""
+
+    array: Any
+
 
 Steps = Generator[AllGather | AllReduce, Any, "Agreed"]
 
@@ -33,62 +53,64 @@ Steps = Generator[AllGather | AllReduce, Any, "Agreed"]
 class Agreed:
     """What a rank knows at the end.
 
-    `count` (array of int64, shape (rows,)): how many of this rank's best are selected. `pooled` (array of int64, shape
-    (rows, world * k), or None): the best of all ranks, ascending, where the schedule gathers them.
+    `count` (Tensor of int64, shape (rows,)): how many of this rank's best are selected. `pooled` (Tensor of int64,
+    shape (rows, world * k), or None): the best of all ranks, ascending, where the schedule gathers them.
     """
 
     count: Any
     pooled: Any = None
 
 
-def agree(schedule: Schedule, ops: TorchOps, shape: Shape, rank: int, best: Any, ks: Any) -> Steps:
+def agree(schedule: Schedule, shape: Shape, rank: int, best: Any, ks: Any) -> Steps:
     """Run a schedule.
 
-    `shape`: the same on every rank. `best` (array of int64, shape (rows, k)): ascending composites of this rank, then
-    `NOTHING`. `ks` (array of int64, shape (rows,)): the k of each row, in [0, k]; the same on every rank. It
+    `shape`: the same on every rank. `best` (Tensor of int64, shape (rows, k)): ascending composites of this rank, then
+    `NOTHING`. `ks` (Tensor of int64, shape (rows,)): the k of each row, in [0, k]; the same on every rank. It
     yields collectives, receives their results, and returns `Agreed`.
     """
     if isinstance(schedule, Pairs):
-        return _pairs(ops, best, ks)
+        return _pairs(best, ks)
     if isinstance(schedule, Samples):
-        return _samples(ops, shape, schedule.step, rank, best, ks)
-    return _digits(ops, shape, schedule, rank, best, ks)
+        return _samples(shape, schedule, rank, best, ks)
+    return _digits(shape, schedule, rank, best, ks)
 
 
-def _pairs(ops: TorchOps, best: Any, ks: Any) -> Steps:
+def _pairs(best: Any, ks: Any) -> Steps:
+    torch: Any = sys.modules["torch"]
     gathered = yield AllGather(best)
-    pooled = ops.sort(_flat(ops.by_row(gathered)))
-    last = ops.where(ks > 0, ops.take(pooled, ops.clip(ks - 1, 0)[:, None])[:, 0], -1)
-    return Agreed(_first(ops, best, last), pooled)
+    pooled = _flat(gathered).sort(1).values
+    last = torch.where(ks > 0, _nth(pooled, ks), -1)
+    return Agreed(_first(best, last), pooled)
 
 
-def _samples(ops: TorchOps, shape: Shape, step: int, rank: int, best: Any, ks: Any) -> Steps:
-    k = best.shape[1]
+def _samples(shape: Shape, schedule: Samples, rank: int, best: Any, ks: Any) -> Steps:
+    torch: Any = sys.modules["torch"]
+    k, step = best.shape[1], schedule.step
     # 1. Pool every step-th composite. With m samples at or below x, a rank holds m * step to m * step + step - 1.
-    samples = ops.by_row((yield AllGather(best[:, step - 1 :: step])))
-    pooled = ops.sort(_flat(samples))
-    surely = ops.clip(ks - shape.world * (step - 1), 0) // step
+    gathered = yield AllGather(best[:, step - 1 :: step])
+    samples, pooled = gathered.transpose(0, 1), _flat(gathered).sort(1).values
+    surely = (ks - shape.world * (step - 1)).clamp(min=0) // step
     enough = (ks + step - 1) // step
-    low = ops.where(surely > 0, ops.take(pooled, ops.clip(surely - 1, 0)[:, None])[:, 0], -1)
-    high = ops.take(pooled, ops.clip(enough - 1, 0, pooled.shape[1] - 1)[:, None])[:, 0]
-    high = ops.where(enough > pooled.shape[1], NOTHING, ops.where(enough > 0, high, -1))
+    low = torch.where(surely > 0, _nth(pooled, surely), -1)
+    high = torch.where(enough > 0, _nth(pooled, enough), -1)
+    high = torch.where(enough > pooled.shape[1], NOTHING, high)
     # 2. Add up what lies in (low, high]. Each rank has room for what its samples there allow.
     inside = (samples > low[:, None, None]) & (samples <= high[:, None, None]) & (samples < NOTHING)
-    room = ops.count(inside) * step + (step - 1)
-    start = (ops.cumsum(room) - room)[:, rank : rank + 1]
-    below, reached = _first(ops, best, low), _first(ops, best, high)
-    slot = ops.columns(Samples(step).slots(shape)) - start
+    room = inside.sum(-1) * step + (step - 1)
+    start = (room.cumsum(1) - room)[:, rank : rank + 1]
+    below, reached = _first(best, low), _first(best, high)
+    slot = _columns(best, schedule.slots(shape)) - start
     mine = (slot >= 0) & (slot < (reached - below)[:, None])
-    found = ops.take(best, ops.clip(slot + below[:, None], 0, k - 1))
+    found = best.gather(1, (slot + below[:, None]).clamp(0, k - 1))
     # An empty slot is 0, which is NOTHING after the sum.
-    merged = yield AllReduce(ops.join(below[:, None], ops.where(mine, NOTHING - found, 0)))
-    between = ops.sort(NOTHING - merged[:, 1:])
+    merged = yield AllReduce(torch.cat([below[:, None], torch.where(mine, NOTHING - found, 0)], 1))
+    between = (NOTHING - merged[:, 1:]).sort(1).values
     left = ks - merged[:, 0]
-    last = ops.take(between, ops.clip(left - 1, 0, between.shape[1] - 1)[:, None])[:, 0]
-    return Agreed(_first(ops, best, ops.where(left > 0, last, low)))
+    return Agreed(_first(best, torch.where(left > 0, _nth(between, left), low)))
 
 
-def _digits(ops: TorchOps, shape: Shape, schedule: Digits, rank: int, best: Any, ks: Any) -> Steps:
+def _digits(shape: Shape, schedule: Digits, rank: int, best: Any, ks: Any) -> Steps:
+    torch: Any = sys.modules["torch"]
     present = best < NOTHING
     prefix, left, total = ks * 0, ks, None
     shift = shape.composite_bits
@@ -96,54 +118,89 @@ def _digits(ops: TorchOps, shape: Shape, schedule: Digits, rank: int, best: Any,
         shift -= bits
         within = present & ((best >> (shift + bits)) == prefix[:, None])
         digit = (best >> shift) & ((1 << bits) - 1)
-        counts = yield AllReduce(ops.narrow(ops.histogram(ops.where(within, digit, 0), within * 1, 1 << bits)))
-        sums = ops.cumsum(counts)
+        histogram = best.new_zeros((shape.rows, 1 << bits))
+        counts = yield AllReduce(histogram.scatter_add_(1, torch.where(within, digit, 0), within.long()).int())
+        sums = counts.cumsum(1)
         total = sums[:, -1] if total is None else total
-        chosen = ops.clip(ops.count(sums < left[:, None]), 0, (1 << bits) - 1)
-        before = ops.take(sums, ops.clip(chosen - 1, 0)[:, None])[:, 0]
-        left = left - ops.where(chosen > 0, before, 0)
+        chosen = (sums < left[:, None]).sum(-1).clamp(0, (1 << bits) - 1)
+        left = left - torch.where(chosen > 0, _nth(sums, chosen), 0)
         prefix = (prefix << bits) | chosen
-    every = _first(ops, best, ks * 0 + NOTHING)
+    every = _first(best, ks * 0 + NOTHING)
     if not schedule.divides(shape):
-        last = ops.where(ks > 0, prefix, -1)
-        return Agreed(ops.where(total <= ks, every, _first(ops, best, last)))
+        last = torch.where(ks > 0, prefix, -1)
+        return Agreed(torch.where(total <= ks, every, _first(best, last)))
     # `prefix` is the key of the k-th best score. The first `left` scores that equal it are selected.
-    better = _first(ops, best, (prefix << shape.position_bits) - 1)
-    ties = _first(ops, best, prefix << shape.position_bits | ((1 << shape.position_bits) - 1)) - better
-    by_rank = ops.by_row((yield AllGather(ops.narrow(ties)[:, None])))[:, :, 0]
+    better = _first(best, (prefix << shape.position_bits) - 1)
+    ties = _first(best, prefix << shape.position_bits | ((1 << shape.position_bits) - 1)) - better
+    by_rank = _flat((yield AllGather(ties.int()[:, None])))
     first = by_rank[:, rank + 1 :] if shape.high_first else by_rank[:, :rank]
-    count = better + ops.least(ops.clip(left - first.sum(1), 0), ties)
-    return Agreed(ops.where(total <= ks, every, ops.where(ks > 0, count, 0)))
+    count = better + torch.minimum((left - first.sum(1)).clamp(min=0), ties)
+    return Agreed(torch.where(total <= ks, every, torch.where(ks > 0, count, 0)))
 
 
-def _flat(by_row: Any) -> Any:
-    """One row for each row; -1 in a shape would be ambiguous without rows."""
-    rows, world, n = by_row.shape
-    return by_row.reshape(rows, world * n)
+def _flat(gathered: Any) -> Any:
+    """One row for each row of what all ranks sent; -1 in a shape would be ambiguous without rows."""
+    world, rows, n = gathered.shape
+    return gathered.transpose(0, 1).reshape(rows, world * n)
 
 
-def _first(ops: TorchOps, best: Any, last: Any) -> Any:
+def _nth(ascending: Any, n: Any) -> Any:
+    """The n-th number of each row, from 1 on; the first or last one where there is no such."""
+    return ascending.gather(1, (n - 1).clamp(0, ascending.shape[1] - 1)[:, None])[:, 0]
+
+
+def _first(best: Any, last: Any) -> Any:
     """Count the composites up to `last` of each row; all of them where that is `NOTHING`."""
-    return ops.upto(best, ops.clip(last, -1, NOTHING - 1))
+    return sys.modules["torch"].searchsorted(best, last.clamp(-1, NOTHING - 1)[:, None], right=True)[:, 0]
 
 
-def everywhere(
-    ops: TorchOps, shape: Shape, rank: int, positions: Any, agreed: Agreed, ks: Any
-) -> Generator[Any, Any, Any]:
+def _columns(like: Any, n: int) -> Any:
+    """Numbers 0 to n - 1 on the device of another tensor, shape (1, n)."""
+    return sys.modules["torch"].arange(n, device=like.device)[None]
+
+
+def everywhere(shape: Shape, rank: int, positions: Any, agreed: Agreed, ks: Any) -> Generator[Any, Any, Any]:
     """Bring the selected positions of every row to every rank.
 
-    `ops`, `shape`, `rank`: as of `agree`. `positions` (array of int64, shape (rows, k)): global positions of this
-    rank's best. `ks`: array of int64, shape (rows,). Returns the positions, int64 of shape (rows, k), in no
-    particular order, -1 in unused slots.
+    `shape`, `rank`: as of `agree`. `positions` (Tensor of int64, shape (rows, k)): global positions of this rank's
+    best. `ks`: Tensor of int64, shape (rows,). Returns the positions, int64 of shape (rows, k), in no particular order,
+    -1 in unused slots.
     """
-    slot = ops.columns(shape.k)
+    torch: Any = sys.modules["torch"]
+    slot = _columns(positions, shape.k)
     if agreed.pooled is not None:
         pooled = agreed.pooled[:, : shape.k]
         place = pooled & ((1 << shape.position_bits) - 1)
         place = shape.extent - 1 - place if shape.high_first else place
-        return ops.where((slot < ks[:, None]) & (pooled < NOTHING), place, -1)
-    by_rank = ops.by_row((yield AllGather(ops.narrow(agreed.count)[:, None])))[:, :, 0]
+        return torch.where((slot < ks[:, None]) & (pooled < NOTHING), place, -1)
+    by_rank = _flat((yield AllGather(agreed.count.int()[:, None])))
     own = slot - by_rank[:, :rank].sum(1)[:, None]
     mine = (own >= 0) & (own < agreed.count[:, None])
-    found = ops.take(positions, ops.clip(own, 0, shape.k - 1))
-    return (yield AllReduce(ops.narrow(ops.where(mine, found + 1, 0)))) - 1
+    found = positions.gather(1, own.clamp(0, shape.k - 1))
+    return (yield AllReduce(torch.where(mine, found + 1, 0).int())) - 1
+
+
+def marked(steps: Generator[Any, Any, Any], tag: int, world: int, flag: Any) -> Generator[Any, Any, Any]:
+    """Send a tag of 62 bits behind the data of a protocol's first message, and compare those of all ranks there.
+
+    Where they differ, `flag` becomes 1, indices are -1 and counts 0.
+    """
+    torch: Any = sys.modules["torch"]
+    ask = next(steps)
+    sent, halves = ask.array, [tag >> 31, tag & ((1 << 31) - 1)]
+    answer = yield type(ask)(torch.cat([sent.reshape(-1), *(sent.new_full((1,), half) for half in halves)]))
+    tags = answer[..., -2:]
+    answer = answer[..., :-2].reshape(*answer.shape[:-1], *sent.shape)
+    if isinstance(ask, AllReduce):
+        most = 1 << (8 * sent.element_size())
+        halves = [(world * half + most // 2) % most - most // 2 for half in halves]  # as sums of the dtype wrap
+    other = ((tags[..., 0] != halves[0]) | (tags[..., 1] != halves[1])).any()
+    flag |= other
+    try:
+        while True:
+            ask = steps.send(answer)
+            answer = yield ask
+    except StopIteration as stop:
+        found = stop.value if isinstance(stop.value, tuple) else (stop.value,)
+    filled = tuple(torch.where(other, empty, array) for empty, array in zip((-1, 0), found, strict=False))
+    return filled if len(filled) > 1 else filled[0]

@@ -20,11 +20,10 @@ from ksieve.core.options import INTEGERS, Nan, TieBreak
 from ksieve.core.ranking import Ranking
 from ksieve.distributed import fused, plans
 from ksieve.distributed.agreement import FAILED, Channel, distributed, stated, tag_of
-from ksieve.distributed.collectives import NOTHING, AllGather, TorchOps, marked
 from ksieve.distributed.holding import ascending, check_pages, paged, request_of
 from ksieve.distributed.layouts import Layout
 from ksieve.distributed.plans import IndexBase, ShardPlan
-from ksieve.distributed.protocol import agree, everywhere
+from ksieve.distributed.protocol import NOTHING, AllGather, agree, everywhere, marked
 from ksieve.distributed.schedules import Output
 
 Steps = Generator[Any, Any, Any]
@@ -206,16 +205,16 @@ def _window(
 
 def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any, of_shard: bool) -> Steps:
     """Answer of all ranks from this rank's best, which are sorted; positions of the shard where asked for."""
-    shape, ops = plan.shape, TorchOps(values.device)
+    shape = plan.shape
     positions = plan.layout.positions(ids.clamp(min=0), plan.rank, plan.widths)
     order = shape.extent - 1 - positions if shape.high_first else positions
     keys = ordered_keys(values, plan.options.ranking)
     best = torch.where(ids < 0, NOTHING, (keys << shape.position_bits) | order)
-    agreed = yield from agree(plan.schedule, ops, shape, plan.rank, best, wanted)
+    agreed = yield from agree(plan.schedule, shape, plan.rank, best, wanted)
     if plan.output == "global":
-        found = yield from everywhere(ops, shape, plan.rank, positions, agreed, wanted)
+        found = yield from everywhere(shape, plan.rank, positions, agreed, wanted)
         return ascending(torch, found, found >= 0)
-    held = ops.columns(shape.k) < agreed.count[:, None]
+    held = torch.arange(shape.k, device=ids.device) < agreed.count[:, None]
     return ascending(torch, ids if of_shard else positions, held), agreed.count.int()
 
 

@@ -10,13 +10,14 @@ import pytest
 from cases import FAMILIES, scores_of
 from ksieve import ArgumentError, Options
 from ksieve.distributed import LINKS, Contiguous, Digits, Interleaved, Link, Pairs, Samples, Shape, choose
-from ksieve.distributed.collectives import AllGather, AllReduce
+from ksieve.distributed.protocol import AllGather, AllReduce
 from ksieve.distributed.schedules import Message, candidates, check_link, messages
 from ksieve_lab import simulate
 from ksieve_lab.simulator import run_together
 from sharded import check_simulated, expected
 
 hypothesis = pytest.importorskip("hypothesis")
+torch = pytest.importorskip("torch")
 
 from hypothesis import strategies as st  # noqa: E402
 
@@ -117,15 +118,15 @@ def test_too_few_slots_are_a_wrong_answer(monkeypatch):
 def test_ranks_that_differ_are_noticed():
     def rank(first):
         yield first
-        yield AllReduce(np.zeros(2))
+        yield AllReduce(torch.zeros(2))
 
-    alike = [rank(AllGather(np.zeros(2))) for _ in range(2)]
+    alike = [rank(AllGather(torch.zeros(2))) for _ in range(2)]
     assert run_together(alike) == [None, None]
-    for other in (AllReduce(np.zeros(2)), AllGather(np.zeros(3)), AllGather(np.zeros(2, np.int32))):
+    for other in (AllReduce(torch.zeros(2)), AllGather(torch.zeros(3)), AllGather(torch.zeros(2, dtype=torch.int32))):
         with pytest.raises(RuntimeError, match=r"^ranks differ: 2 of 2 ask"):
-            run_together([rank(AllGather(np.zeros(2))), rank(other)])
+            run_together([rank(AllGather(torch.zeros(2))), rank(other)])
     with pytest.raises(RuntimeError, match=r"^ranks differ: 1 of 2 ask"):
-        run_together([rank(AllGather(np.zeros(2))), iter_none()])
+        run_together([rank(AllGather(torch.zeros(2))), iter_none()])
 
 
 def iter_none():

@@ -221,12 +221,11 @@ def test_keys_are_those_of_the_package():
 @pytest.mark.parametrize("output", ["owned", "global"])
 def test_nothing_is_read_back(schedule, layout, output):
     """Tensors without contents take the same steps: no value decides a shape or a branch, as a CUDA graph needs."""
-    from ksieve.distributed.collectives import AllGather, TorchOps
-    from ksieve.distributed.protocol import agree, everywhere
+    from ksieve.distributed.protocol import AllGather, agree, everywhere
 
     x = torch.empty((6, 16), dtype=torch.int64, device="meta")
     shape = ranks.Shape(6, 16, 3, 1000, 32, isinstance(layout, ranks.Contiguous))
-    ops, ks = TorchOps(x.device), x[:, 0]
+    ks = x[:, 0]
 
     def run(steps):
         answer = None
@@ -238,9 +237,9 @@ def test_nothing_is_read_back(schedule, layout, output):
             array = ask.array
             answer = array.new_empty((3, *array.shape)) if isinstance(ask, AllGather) else array.contiguous()
 
-    agreed = run(agree(schedule, ops, shape, 1, x, ks))
+    agreed = run(agree(schedule, shape, 1, x, ks))
     assert agreed.count.shape == (6,) and agreed.count.is_meta
     if output == "global":
-        assert run(everywhere(ops, shape, 1, x, agreed, ks)).shape == (6, 16)
+        assert run(everywhere(shape, 1, x, agreed, ks)).shape == (6, 16)
     with pytest.raises((RuntimeError, NotImplementedError)):
         bool((x > 0).any())
