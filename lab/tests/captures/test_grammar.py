@@ -9,9 +9,8 @@ import pytest
 from ksieve import verify
 from ksieve.cli.app import app
 from ksieve.core.errors import ArgumentError, FileFormatError
-from ksieve.files import stream
+from ksieve.files import load_array, stream
 from ksieve_lab.captures import import_scores, open_capture
-from ksieve_lab.captures.importers import load_array
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,

@@ -13,11 +13,11 @@ import ksieve_lab
 from ksieve import KsieveError
 from ksieve.core import atomic
 from ksieve.core.policy import LINES_64, SamplingPolicy
+from ksieve.files import load_array
 from ksieve.planning import tuned
 from ksieve.planning.devices import DEVICES
 from ksieve_lab.bench import record
 from ksieve_lab.captures import CaptureWriter, import_scores, open_capture, write_factors
-from ksieve_lab.captures.importers import load_array
 from ksieve_lab.traces import replay
 from ksieve_lab.workloads.producers import write_synthetic
 

@@ -237,7 +237,7 @@ def test_inside_a_compiled_function_a_recording_breaks_the_graph_or_is_refused(t
         {"calls_kept": "1"},
         {"model": "\ud800"},
         {"\udfff": "x"},
-        {"model": "x" * 89_999_000},
+        {"model": "x" * 90_000_000},
     ],
 )
 def test_metadata_that_cannot_be_written_are_refused_at_the_start(tmp_path, metadata):

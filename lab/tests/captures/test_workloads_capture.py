@@ -216,7 +216,7 @@ def test_files_that_are_no_safetensors(tmp_path):
     assert refused(tmp_path) == "not a file"
     for content in (b"", b"hello", b"\x00" * 100, (1 << 60).to_bytes(8, "little") + b"{}", os.urandom(4096)):
         path.write_bytes(content)
-        assert refused(path).startswith("not a complete safetensors file (")
+        assert refused(path).startswith("not a readable .safetensors file (")
 
 
 def test_every_truncation_is_noticed(tmp_path):
@@ -224,16 +224,16 @@ def test_every_truncation_is_noticed(tmp_path):
     data = path.read_bytes()
     for size in [*range(0, len(data), 7), len(data) - 1]:
         path.write_bytes(data[:size])
-        assert refused(path).startswith("not a complete safetensors file (")
+        assert refused(path).startswith("not a readable .safetensors file (")
     path.write_bytes(data + b"x")
-    assert refused(path).startswith("not a complete safetensors file (")
+    assert refused(path).startswith("not a readable .safetensors file (")
 
 
 def test_a_file_cut_after_it_was_opened(tmp_path):
     path = write(tmp_path / "a.safetensors", matrix(3, 5000))
     with open_capture(path) as capture:
         os.truncate(path, 40_000)
-        with pytest.raises(FileFormatError, match="ended inside tensor 'scores'; it was cut after it was opened"):
+        with pytest.raises(FileFormatError, match="it was cut after it was opened"):
             capture.rows_block(2, 3)
 
 
@@ -296,15 +296,6 @@ def test_a_range_of_what_is_no_int(tmp_path, bad):
                 read(*bad)
         with pytest.raises(ArgumentError, match=r"^rows: got '?(a|1\.0|False|None)"):
             capture.rows_at([next(row for row in bad if type(row) is not int)])
-
-
-def test_a_closed_capture_says_so(tmp_path):
-    path = tmp_path / "a.safetensors"
-    capture = open_capture(write(path, matrix(3, 2)))
-    capture.close()
-    for read in (lambda: capture.rows_block(0, 1), lambda: capture.tile(0, 1, 0, 1), lambda: capture.rows_at([0])):
-        with pytest.raises(ArgumentError, match=rf"^capture: got {path}, which is closed; takes one that"):
-            read()
 
 
 def test_a_bad_block_size_is_refused(tmp_path):

@@ -202,14 +202,14 @@ def test_a_damaged_archive_member_is_noticed_while_streaming(tmp_path):
     data = bytearray(path.read_bytes())
     data[data.index(scores.tobytes()[-40:])] ^= 1
     path.write_bytes(data)
-    assert refused(path, tmp_path, max_bytes=1 << 16).startswith(f"{path}: array 'scores' is damaged (Bad CRC-32")
+    assert refused(path, tmp_path, max_bytes=1 << 16).startswith(f"{path}: not a readable .npz file (Bad CRC-32")
 
 
 def test_damaged_and_foreign_torch_files(tmp_path):
     torch = pytest.importorskip("torch")
     path = tmp_path / "a.pt"
     path.write_bytes(b"no torch file")
-    assert refused(path, tmp_path).startswith(f"{path}: not a torch file of tensors (")
+    assert refused(path, tmp_path).startswith(f"{path}: not a readable .pt file (")
     torch.save([torch.zeros(2, 2)], path)
     assert refused(path, tmp_path) == f"{path}: holds a list; takes a tensor or a dict of tensors"
     torch.save({"a": 1}, path)
@@ -240,17 +240,15 @@ def test_arrays_that_are_no_score_matrix(tmp_path):
         np.save(path, array)
         assert refused(path, tmp_path).startswith(f"{path}: {problem}")
     np.savez(tmp_path / "a.npz", scores=np.array([[None]]))
-    assert refused(tmp_path / "a.npz", tmp_path).endswith("array 'scores' holds Python objects, not numbers")
-    np.savez(tmp_path / "a.npz", scores=np.asfortranarray(SCORES))
-    assert "array 'scores' is stored by columns (Fortran order)" in refused(tmp_path / "a.npz", tmp_path)
+    assert "not a readable .npz file (array 'scores': " in refused(tmp_path / "a.npz", tmp_path)
 
 
 def test_names(tmp_path):
     np.save(tmp_path / "a.npy", SCORES)
     np.savez(tmp_path / "a.npz", x=SCORES, y=SCORES)
-    many = f"['x', 'y'], the arrays of {tmp_path / 'a.npz'}: 'x' (7 x 30, float32), 'y' (7 x 30, float32)"
-    assert refused(tmp_path / "a.npz", tmp_path, ArgumentError) == f"name: got None; takes one of {many}"
-    assert refused(tmp_path / "a.npz", tmp_path, ArgumentError, name="z") == f"name: got 'z'; takes one of {many}"
+    many = f"an array of {tmp_path / 'a.npz'}: 'x', 'y'"
+    assert refused(tmp_path / "a.npz", tmp_path, ArgumentError) == f"name: got None; takes {many}"
+    assert refused(tmp_path / "a.npz", tmp_path, ArgumentError, name="z") == f"name: got 'z'; takes {many}"
     assert (
         refused(tmp_path / "a.npy", tmp_path, ArgumentError, name="x")
         == f"name: got 'x'; takes nothing: {tmp_path / 'a.npy'} holds a single array"
@@ -262,7 +260,7 @@ def test_a_capture_of_factors_needs_no_import(tmp_path):
     path = tmp_path / "f.safetensors"
     write_factors(path, q=np.ones((8, 2, 4), "f4"), keys=np.ones((9, 4), "f4"), weights=np.ones((8, 2), "f4"))
     assert refused(path, tmp_path) == f"{path}: a capture already, of factors: it needs no import"
-    assert "takes one of ['k', 'q', 'w']" in refused(path, tmp_path, ArgumentError, name="z")
+    assert "'k' (9 x 4, F32)" in refused(path, tmp_path, ArgumentError, name="z")
 
 
 def test_narrow_rounds_bfloat16_as_ml_dtypes_does():

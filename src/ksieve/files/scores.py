@@ -92,7 +92,7 @@ class ScoreFile:
         self.path, self.dtype, self.k = path, dtype, k
         self.rows, self.width = matrix.shape
         self._matrix = matrix
-        self._map = _mmap_of(matrix)
+        self._map = mmap_of(matrix)
         self._bytes = self._map.size()
         if max(matrix.shape) > max(FREE_ROWS, self._bytes):
             raise FileFormatError(f"{where} in a file of {self._bytes:,} bytes; takes at most {FREE_ROWS:,} rows")
@@ -181,7 +181,7 @@ def open_scores(path: str | os.PathLike[str], tensor: str | None = None) -> Scor
     chosen = tensors[pick(path, tensors if name else matrices or tensors, name, "scores", "tensor")]
     dtype = _score_dtype(path, FLOATS.get(chosen.dtype, chosen.dtype))
     lengths = tensors["lengths"].map() if "lengths" in tensors else None
-    return ScoreFile(path, chosen.map(), dtype, lengths, _stored_k(path, metadata) if ours else None)
+    return ScoreFile(path, chosen.map(), dtype, lengths, stored_k(path, metadata) if ours else None)
 
 
 def as_lengths(lengths: Array, rows: int) -> NDArray[np.int32]:
@@ -207,7 +207,8 @@ def _score_dtype(path: Path, dtype: str) -> str:
     return dtype
 
 
-def _stored_k(path: Path, metadata: dict[str, str]) -> int | None:
+def stored_k(path: Path, metadata: dict[str, str]) -> int | None:
+    """Return the K of a file's metadata, if it has one."""
     text = metadata.get(K_KEY)
     # Every K has at most seven digits; int() of thousands of digits would raise or be slow.
     if text is None or (re.fullmatch("[0-9]{1,7}", text) and 1 <= int(text) <= problem.MAX_K):
@@ -215,7 +216,7 @@ def _stored_k(path: Path, metadata: dict[str, str]) -> int | None:
     raise FileFormatError(f"{path}: metadata {K_KEY!r} is {text[:40]!r}; takes an int from 1 to {problem.MAX_K}")
 
 
-def _mmap_of(array: Array) -> mmap.mmap:
+def mmap_of(array: Array) -> mmap.mmap:
     """Return the map of the file that an array is a view of."""
     base: Any = array
     while not isinstance(base, mmap.mmap):

@@ -141,7 +141,7 @@ def _check_source(source: str | os.PathLike[str]) -> Load:
                 "scores", repr(name), f"{ENDPOINT!r}, a producer's name or the path of a capture"
             ) from None
         return lambda rows, width, k, seed: (producer.name, producer(rows, width, seed=seed, k=k))
-    open_capture(name).close()
+    open_capture(name)
     return lambda rows, width, k, seed: _capture_rows(name, rows, width)
 
 

@@ -7,7 +7,6 @@ without reading its scores: `Capture.rows_block` reads (kind "scores") or comput
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
@@ -15,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core import problem
-from ksieve.core.errors import ArgumentError, shown
+from ksieve.core.errors import ArgumentError, FileFormatError, shown
 from ksieve.core.keys import widen
+from ksieve.core.paths import as_path
 from ksieve.core.text import bytes_text
-from ksieve.files.scores import FLOATS, FREE_ROWS, K_KEY, KIND_KEY, VERSION_KEY
+from ksieve.files.arrays import Array, read_header
+from ksieve.files.scores import FLOATS, FREE_ROWS, K_KEY, KIND_KEY, MAX_SIZE, VERSION_KEY, mmap_of, stored_k
 from ksieve_lab.captures import factors
-from ksieve_lab.captures.tensorfile import DTYPE_OF_NAME, NUMPY_OF, TensorFile, TensorInfo
 
-Array = np.ndarray[Any, Any]
 Kind = Literal["scores", "factors"]
 Progress = Callable[[int, int], None]
 """Called as ``progress(rows done, rows in all)``."""
@@ -35,11 +34,6 @@ BLOCK_BYTES = 64 << 20
 _PART = 1 << 20
 """Rows whose lengths are clamped at a time."""
 
-_SHOWN = 40
-"""Largest number of characters of a file's text in an error."""
-
-_NAME_OF_DTYPE = {v: k for k, v in DTYPE_OF_NAME.items()}
-
 
 class Block(NamedTuple):
     """Consecutive rows of a capture, from row `begin` on."""
@@ -50,7 +44,7 @@ class Block(NamedTuple):
 
 
 class Capture:
-    """A capture opened for reading; made by `open_capture`, closed by `close` or a ``with`` block.
+    """A capture opened for reading; made by `open_capture`.
 
     Attributes
     ----------
@@ -70,28 +64,21 @@ class Capture:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = TensorFile(path)
-        try:
-            self.path = self._file.path
-            self.metadata = self._file.metadata
-            self.kind: Kind = self._recognise()
-            self.k = self._suggested_k()
-            if self.kind == "scores":
-                self._scores = self._file.require("scores", (*FLOATS,), ("rows", "width"))
-                self.rows, self.width = self._scores.shape
-                self.dtype = _NAME_OF_DTYPE[self._scores.dtype]
-            else:
-                self._open_factors()
-            for count, what in (
-                (self.rows, "rows"),
-                (self.width, "keys" if self.kind == "factors" else "scores a row"),
-            ):
-                if count > max(FREE_ROWS, self._file.size):
-                    raise self._file.error(f"{count:,} {what} in a file of {self._file.size:,} bytes")
-            self.lengths: NDArray[np.int32] = self._read_lengths()
-        except BaseException:
-            self._file.close()
-            raise
+        self.path = as_path(path)
+        self._tensors, self.metadata = read_header(self.path)
+        self.kind: Kind = self._recognise()
+        self.k = stored_k(self.path, self.metadata) if VERSION_KEY in self.metadata else None
+        if self.kind == "scores":
+            self._first = self._scores = self._map("scores", (*FLOATS,), ("rows", "width"))
+            self.rows, self.width = self._scores.shape
+            self.dtype = FLOATS[self._tensors["scores"].dtype]
+        else:
+            self._open_factors()
+        self._bytes = mmap_of(self._first).size()
+        for count, what in ((self.rows, "rows"), (self.width, "keys" if self.kind == "factors" else "scores a row")):
+            if count > max(FREE_ROWS, self._bytes):
+                raise self._error(f"{count:,} {what} in a file of {self._bytes:,} bytes")
+        self.lengths: NDArray[np.int32] = self._read_lengths()
 
     def rows_block(self, begin: int, end: int) -> Array:
         """Read or compute the scores of rows `begin` to `end`.
@@ -111,14 +98,11 @@ class Capture:
         Raises
         ------
         ArgumentError
-            If ``0 <= begin <= end <= rows`` does not hold, or the capture is closed.
+            If ``0 <= begin <= end <= rows`` does not hold.
         FileFormatError
             If the file was cut short after it was opened.
         """
-        _check_span("begin, end", begin, end, self.rows)
-        if self.kind == "scores":
-            return self._file.read(self._scores, begin, end)
-        return self._evaluate(self._read_factor(self._q, begin, end), self._read_factor(self._w, begin, end))
+        return self.tile(begin, end, 0, self.width)
 
     def tile(self, begin: int, end: int, first: int, last: int) -> Array:
         """Read or compute columns `first` to `last` of rows `begin` to `end`; otherwise as `rows_block`.
@@ -132,10 +116,7 @@ class Capture:
         """
         _check_span("begin, end", begin, end, self.rows)
         _check_span("first, last", first, last, self.width)
-        if self.kind == "scores":
-            return self._file.read_columns(self._scores, begin, end, first, last)
-        q, weights = self._read_factor(self._q, begin, end), self._read_factor(self._w, begin, end)
-        return self._evaluate(q, weights, first, last)
+        return self._read(slice(begin, end), first, last)
 
     def rows_at(self, rows: Sequence[int]) -> Array:
         """Read or compute the scores of any rows, in the order given; otherwise as `rows_block`.
@@ -148,14 +129,7 @@ class Capture:
         for row in rows:
             if not problem.is_int(row) or not 0 <= row < self.rows:
                 raise ArgumentError("rows", shown(row), f"row numbers from 0 to {self.rows - 1}")
-        if not len(rows):
-            return self.rows_block(0, 0)
-        if self.kind == "scores":
-            return np.concatenate([self._file.read(self._scores, r, r + 1) for r in rows])
-        return self._evaluate(
-            np.concatenate([self._read_factor(self._q, r, r + 1) for r in rows]),
-            np.concatenate([self._read_factor(self._w, r, r + 1) for r in rows]),
-        )
+        return self._read(np.array(rows, np.intp), 0, self.width)
 
     def iter_blocks(self, max_bytes: int = BLOCK_BYTES, *, progress: Progress | None = None) -> Iterator[Block]:
         """Iterate over all rows in blocks of at most `max_bytes` of scores (at least one row each).
@@ -201,7 +175,7 @@ class Capture:
     def describe(self) -> dict[str, str]:
         """Return the facts for display, in order: shape, lengths, size, then metadata."""
         least, most, total = self.valid_scores()
-        matrix = self.rows * self.width * NUMPY_OF[DTYPE_OF_NAME[self.dtype]].itemsize
+        matrix = self.rows * self.width * itemsize(self.dtype)
         facts = {
             "file": f"{self.path} ({bytes_text(self.path.stat().st_size)})",
             "kind": self.kind,
@@ -210,7 +184,9 @@ class Capture:
         }
         if self.kind == "factors":
             _, heads, dim = self._q.shape
-            facts["factors"] = f"{heads} heads of {dim}; queries {self._q.dtype}, keys {self._keys.dtype}"
+            facts["factors"] = (
+                f"{heads} heads of {dim}; queries {self._tensors['q'].dtype}, keys {self._tensors['k'].dtype}"
+            )
         facts["suggested k"] = f"{self.k:,}" if self.k is not None else "none"
         own = (VERSION_KEY, KIND_KEY, K_KEY)
         # A metadata key of the same name never replaces a measured fact.
@@ -220,15 +196,11 @@ class Capture:
             if name not in own
         }
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """End the use of the file; it is closed when the capture is gone."""
 
     def __repr__(self) -> str:
         return f"<Capture {str(self.path)!r}: {self.kind}, {self.rows} x {self.width} {self.dtype}>"
@@ -236,66 +208,79 @@ class Capture:
     def _recognise(self) -> Kind:
         version = self.metadata.get(VERSION_KEY)
         if version not in (None, str(FORMAT_VERSION)):
-            raise self._file.error(f"capture format version {version!r}; this ksieve reads {FORMAT_VERSION}")
-        names = set(self._file.tensors)
+            raise self._error(f"capture format version {version!r}; this ksieve reads {FORMAT_VERSION}")
+        names = set(self._tensors)
         found: Kind
         if "scores" in names:
             found = "scores"
         elif names >= factors.FACTORS:
             found = "factors"
         else:
-            raise self._file.error(
+            raise self._error(
                 f"not a score capture: it holds tensors {sorted(names)}; a capture holds 'scores', or 'q', 'k' and 'w'"
             )
         stated = self.metadata.get(KIND_KEY, found) if version is not None else found
         if stated != found:
-            raise self._file.error(f"metadata says kind {stated!r}, its tensors say {found!r}")
+            raise self._error(f"metadata says kind {stated!r}, its tensors say {found!r}")
         return found
 
-    def _suggested_k(self) -> int | None:
-        text = self.metadata.get(K_KEY)
-        if text is None or VERSION_KEY not in self.metadata:
-            return None
-        # Every K has at most seven digits; int() of thousands of digits would raise or be slow.
-        if not (re.fullmatch("[0-9]{1,7}", text) and 1 <= int(text) <= problem.MAX_K):
-            shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
-            raise self._file.error(f"metadata {K_KEY!r} is {shown}; takes an int from 1 to {problem.MAX_K}")
-        return int(text)
+    def _map(self, name: str, dtypes: Sequence[str], shape: Sequence[int | str]) -> Array:
+        """Map a tensor after a check of its dtype and shape; a string in `shape` stands for any size."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise self._error(f"tensor {name!r} is missing; the file holds {sorted(self._tensors)}")
+        if tensor.dtype not in dtypes:
+            raise self._error(f"tensor {name!r} has dtype {tensor.dtype}; takes {' or '.join(dtypes)}")
+        if len(tensor.shape) != len(shape) or any(
+            isinstance(want, int) and got != want for got, want in zip(tensor.shape, shape, strict=True)
+        ):
+            wanted = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+            raise self._error(f"tensor {name!r} has shape {tensor.shape}; takes ({wanted})")
+        if max(tensor.shape) > MAX_SIZE:
+            raise self._error(f"tensor {name!r} has shape {tensor.shape}; takes sizes up to {MAX_SIZE}")
+        return tensor.map()
 
     def _open_factors(self) -> None:
-        file = self._file
-        self._q = file.require("q", (*FLOATS,), ("rows", "heads", "dim"))
+        self._first = self._q = self._map("q", (*FLOATS,), ("rows", "heads", "dim"))
         self.rows, heads, dim = self._q.shape
-        self._keys = file.require("k", ("I8", *FLOATS), ("width", dim))
+        self._keys = self._map("k", ("I8", *FLOATS), ("width", dim))
         self.width, self.dtype = self._keys.shape[0], "float32"
-        self._w = file.require("w", ("F32",), (self.rows, heads))
+        self._w = self._map("w", ("F32",), (self.rows, heads))
         self._scale: Array | None = None
-        if self._keys.dtype == "I8" or "k_scale" in file.tensors:
-            self._scale = file.read(file.require("k_scale", ("F32",), (self.width,)), 0, self.width)
+        if self._tensors["k"].dtype == "I8" or "k_scale" in self._tensors:
+            self._scale = np.array(self._map("k_scale", ("F32",), (self.width,)))
             if not (np.isfinite(self._scale) & (self._scale >= 0)).all():
-                raise file.error("tensor 'k_scale' holds a negative or non-finite scale")
+                raise self._error("tensor 'k_scale' holds a negative or non-finite scale")
 
-    def _evaluate(self, q: Array, weights: Array, first: int = 0, last: int | None = None) -> Array:
-        last = self.width if last is None else last
+    def _read(self, rows: slice | NDArray[np.intp], first: int, last: int) -> Array:
+        """Copy or compute columns `first` to `last` of some rows."""
+        # Reading a page of a map behind the end of its file ends the process.
+        if mmap_of(self._first).size() < self._bytes:
+            raise self._error("it was cut after it was opened")
+        if self.kind == "scores":
+            return np.array(self._scores[rows, first:last], order="C")
+        read = lambda i, j: _wide(self._keys[first + i : first + j])  # noqa: E731
         scale = None if self._scale is None else self._scale[first:last]
-        read = lambda i, j: self._read_factor(self._keys, first + i, first + j)  # noqa: E731
-        return factors.evaluate(q, weights, last - first, read, scale)
-
-    def _read_factor(self, tensor: TensorInfo, begin: int, end: int) -> Array:
-        array = self._file.read(tensor, begin, end)
-        return widen(array) if tensor.dtype == "BF16" else array
+        return factors.evaluate(_wide(self._q[rows]), self._w[rows], last - first, read, scale)
 
     def _read_lengths(self) -> NDArray[np.int32]:
-        if "lengths" in self._file.tensors:
-            return self._file.read(self._file.require("lengths", ("I32",), (self.rows,)), 0, self.rows)
+        if "lengths" in self._tensors:
+            return np.array(self._map("lengths", ("I32",), (self.rows,)))
         if self.kind == "scores":
             return np.broadcast_to(np.int32(self.width), self.rows)  # one number in memory
         if self.rows > self.width:
-            raise self._file.error(
+            raise self._error(
                 f"{self.rows} queries for {self.width} keys: a file without 'lengths' is a causal window, "
                 "which has no more queries than keys"
             )
         return np.arange(self.width - self.rows + 1, self.width + 1, dtype=np.int32)
+
+    def _error(self, fault: str) -> FileFormatError:
+        return FileFormatError(f"{self.path}: {fault}")
+
+
+def _wide(array: Array) -> Array:
+    return widen(array) if array.dtype == np.uint16 else array
 
 
 def open_capture(path: str | os.PathLike[str]) -> Capture:
@@ -309,7 +294,6 @@ def open_capture(path: str | os.PathLike[str]) -> Capture:
     Returns
     -------
     Capture
-        Close it, or use it in a ``with`` block.
 
     Raises
     ------
@@ -336,4 +320,9 @@ def rows_per_block(width: int, dtype: str, max_bytes: int) -> int:
     """Rows of a block of at most `max_bytes` of scores; at least one."""
     if not problem.is_int(max_bytes) or max_bytes < 1:
         raise ArgumentError("max_bytes", repr(max_bytes), "an int of at least 1")
-    return max(1, int(max_bytes) // max(1, width * NUMPY_OF[DTYPE_OF_NAME[dtype]].itemsize))
+    return max(1, int(max_bytes) // max(1, width * itemsize(dtype)))
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of a score."""
+    return 4 if dtype == "float32" else 2

@@ -16,8 +16,9 @@ import numpy as np
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path, same_file
+from ksieve.files.arrays import Array
 from ksieve.files.scores import FREE_ROWS, MAX_SIZE
-from ksieve_lab.captures.format import BLOCK_BYTES, Array, Progress, rows_per_block
+from ksieve_lab.captures.format import BLOCK_BYTES, Progress, rows_per_block
 from ksieve_lab.captures.numbers import narrow
 from ksieve_lab.captures.sources import TAKES, Source, open_source
 from ksieve_lab.captures.writer import CaptureWriter
@@ -86,91 +87,64 @@ def import_scores(
         raise ArgumentError("target", repr(str(target)), "another file than the source")
     if isinstance(lengths, (str, os.PathLike)) and lengths != CAUSAL and same_file(lengths, target):
         raise ArgumentError("target", repr(str(target)), "another file than that of the lengths")
-    with open_source(path, name, prefer="scores") as matrix:
-        kept = _score_dtype(path, matrix, dtype)
-        first, rows = _rows_of(path, matrix, index, flatten)
-        width = matrix.shape[-1]
+    with open_source(path, name, prefer="scores") as found:
+        kept = _score_dtype(path, found, dtype)
+        stack = _chosen(path, found.array, index, flatten)
+        rows, width = math.prod(stack.shape[:-1]), stack.shape[-1]
         for count, what in ((rows, "rows"), (width, "scores a row")):
             if count > (MAX_SIZE if width and rows else FREE_ROWS):
-                raise FileFormatError(f"{path}: {count:,} {what} in an array of shape {matrix.shape}")
-        valid = _find_lengths(path, matrix, lengths, lengths_name, index, rows)
+                raise FileFormatError(f"{path}: {count:,} {what} in an array of shape {found.array.shape}")
+        valid = _find_lengths(path, found, lengths, lengths_name, index, rows)
         facts = {"source": path.name} | dict(metadata or {})
         # Eight bytes per score: the source may be float64.
         step = rows_per_block(2 * width, "float32", max_bytes)
         with CaptureWriter(target, rows, width, kept, k=k, metadata=facts) as writer:
-            matrix.skip(first)
-            for begin in range(0, rows, step):
-                end = min(begin + step, rows)
-                block = matrix.next_rows(end - begin)
-                if dtype is not None:
-                    block = narrow(block, dtype)
-                writer.write(block, None if valid is None else valid(begin, end))
-                if progress is not None:
-                    progress(end, rows)
+            for matrix in np.ndindex(stack.shape[:-2]):
+                for first in range(0, stack.shape[-2], step):
+                    part = stack[matrix][first : first + step]
+                    block = np.ascontiguousarray(part, part.dtype.newbyteorder("="))
+                    if dtype is not None:
+                        block = narrow(block, dtype)
+                    begin, end = writer.written, writer.written + len(block)
+                    writer.write(block, None if valid is None else valid(begin, end))
+                    if progress is not None:
+                        progress(end, rows)
 
 
-def load_array(source: str | os.PathLike[str], name: str | None = None, *, prefer: str) -> Array:
-    """Read one array, such as lengths or indices, from a file of any importable type.
-
-    Parameters
-    ----------
-    source : path
-    name : str, optional
-        Name of the array in an ``.npz`` or a dict of tensors. Default: `prefer`, or the only one.
-    prefer : str
-        Name that is taken by default.
-
-    Returns
-    -------
-    ndarray
-        For a ``.npy`` or torch file, where possible, a read-only or copy-on-write map of the file.
-
-    Raises
-    ------
-    FileFormatError, ArgumentError, BackendError
-        As `import_scores`.
-    """
-    with open_source(as_path(source, "source"), name, prefer=prefer) as found:
-        if not found.shape:
-            raise FileFormatError(f"{source}: holds a single number; takes an array")
-        return found.whole()
-
-
-def _score_dtype(path: Path, matrix: Source, asked: str | None) -> str:
-    if len(matrix.shape) < 2:
-        raise FileFormatError(f"{path}: holds an array of shape {matrix.shape}; takes a matrix (rows, width)")
+def _score_dtype(path: Path, found: Source, asked: str | None) -> str:
+    if found.array.ndim < 2:
+        raise FileFormatError(f"{path}: holds an array of shape {found.array.shape}; takes a matrix (rows, width)")
     if asked is not None and asked not in problem.SCORE_DTYPES:
         raise ArgumentError("dtype", repr(asked), f"one of {list(problem.SCORE_DTYPES)}")
-    if matrix.dtype in problem.SCORE_DTYPES:
-        return asked or matrix.dtype
-    if matrix.dtype == "float64" and asked is not None:
+    if found.dtype in problem.SCORE_DTYPES:
+        return asked or found.dtype
+    if found.dtype == "float64" and asked is not None:
         return asked
-    raise FileFormatError(f"{path}: scores of dtype {matrix.dtype}; takes {TAKES}")
+    raise FileFormatError(f"{path}: scores of dtype {found.dtype}; takes {TAKES}")
 
 
-def _rows_of(path: Path, matrix: Source, index: Sequence[int] | None, flatten: bool) -> tuple[int, int]:
-    """Return the first row to take from the rows of a stack, and the number of rows."""
-    lead, rows = matrix.shape[:-2], matrix.shape[-2]
+def _chosen(path: Path, array: Array, index: Sequence[int] | None, flatten: bool) -> Array:
+    """Return the matrix that is taken, or the whole stack, as a view."""
+    lead = array.shape[:-2]
     ranges = ", ".join(f"0 to {size - 1}" for size in lead)
     if flatten and index is not None:
         raise ArgumentError("flatten", "True, with an index", "one of the two")
-    if flatten:
-        return 0, math.prod(matrix.shape[:-1])
     if index is None:
-        if lead:
+        if lead and not flatten:
             raise FileFormatError(
-                f"{path}: holds an array of shape {matrix.shape}; takes a matrix (rows, width), or of a stack one "
+                f"{path}: holds an array of shape {array.shape}; takes a matrix (rows, width), or of a stack one "
                 f"matrix, such as index={(0,) * len(lead)} ({ranges}), or all with flatten=True"
             )
-        return 0, rows
+        return array
     wanted = tuple(index)
     fits = len(wanted) == len(lead) and all(
         problem.is_int(i) and 0 <= i < size for i, size in zip(wanted, lead, strict=False)
     )
     if not fits or not lead:
         takes = f"{len(lead)} of them, {ranges}" if lead else "none"
-        raise ArgumentError("index", wanted, f"{takes}: {path} holds an array of shape {matrix.shape}")
-    return int(np.ravel_multi_index(wanted, lead)) * rows, rows
+        raise ArgumentError("index", wanted, f"{takes}: {path} holds an array of shape {array.shape}")
+    matrix: Array = array[wanted]
+    return matrix
 
 
 Lengths = Callable[[int, int], Array]
@@ -178,23 +152,21 @@ Lengths = Callable[[int, int], Array]
 
 
 def _find_lengths(
-    path: Path, matrix: Source, lengths: Any, lengths_name: str | None, index: Sequence[int] | None, rows: int
+    path: Path, scores: Source, lengths: Any, lengths_name: str | None, index: Sequence[int] | None, rows: int
 ) -> Lengths | None:
     """Turn the `lengths` argument into the lengths of the rows taken; None when there are none."""
-    stack = matrix.shape[:-1]
+    stack = scores.array.shape[:-1]
     if isinstance(lengths, str) and lengths == CAUSAL:
         if lengths_name is not None:
             raise ArgumentError("lengths_name", repr(lengths_name), "nothing: the lengths are causal")
-        return _causal(path, matrix.shape)
-    if lengths is None and lengths_name is None and "lengths" not in matrix.names:
+        return _causal(path, scores.array.shape)
+    if lengths is None and lengths_name is None and "lengths" not in scores.names:
         return None
     if lengths is None or isinstance(lengths, (str, os.PathLike)):
         file = path if lengths is None else as_path(lengths, "lengths")
         where = f"lengths in {file}"
         with open_source(file, lengths_name, prefer="lengths") as source:
-            if source.shape not in ((rows,), stack):  # before an array that may be of any size is read
-                raise _no_lengths(where, source.dtype, source.shape, rows)
-            found = source.whole()
+            found = source.array
     else:
         where = "lengths"
         problem.inspect(lengths, where)
@@ -202,13 +174,9 @@ def _find_lengths(
     if found.dtype.kind in "iu" and len(stack) > 1 and found.shape == stack:
         found = found.reshape(-1) if index is None else found[tuple(index)]
     if found.dtype.kind not in "iu" or found.shape != (rows,):
-        raise _no_lengths(where, found.dtype, found.shape, rows)
+        raise ArgumentError(where, f"dtype {found.dtype}, shape {found.shape}", f"integers of shape ({rows},)")
     # A length beyond int32 equals the largest int32 in effect: both exceed any row.
     return lambda begin, end: np.clip(found[begin:end], -(1 << 31), (1 << 31) - 1).astype(np.int32)
-
-
-def _no_lengths(where: str, dtype: object, shape: tuple[int, ...], rows: int) -> ArgumentError:
-    return ArgumentError(where, f"dtype {dtype}, shape {shape}", f"integers of shape ({rows},)")
 
 
 def _causal(path: Path, shape: tuple[int, ...]) -> Lengths:

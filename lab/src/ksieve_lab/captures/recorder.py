@@ -34,6 +34,8 @@ from ksieve.core.errors import ArgumentError, BackendError, KsieveError, kind_of
 from ksieve.core.keys import widen
 from ksieve.core.paths import as_path, same_file
 from ksieve.core.problem import Problem
+from ksieve_lab.captures.format import BLOCK_BYTES, itemsize, rows_per_block
+from ksieve_lab.captures.writer import CaptureWriter, capture_metadata
 
 MAX_BYTES = 1 << 30
 """Default bound on the score matrix of a recording."""
@@ -44,9 +46,10 @@ CALLS_KEY = "calls"
 OWN_KEYS = (CALLS_KEY, "calls_seen", "calls_kept")
 """Metadata keys that a recording sets."""
 
+MOST_CALLS = 1_000_000
+"""Largest number of calls of a recording: each takes up to 40 bytes of a header of 100,000,000."""
+
 _COPY_BYTES = 256 << 20
-_CALL_BYTES, _OWN_BYTES = 40, 4096
-"""Largest number of header bytes of a call, ``[rows,width,k],``, and of all other metadata that a recording adds."""
 
 _observers_lock = threading.Lock()
 _STORAGE: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
@@ -94,10 +97,7 @@ class Recorder:
         for key in OWN_KEYS:
             if key in (metadata or {}):
                 raise ArgumentError("metadata", f"the key {key!r}", "any key but the recording's own")
-        from ksieve_lab.captures.tensorfile import METADATA_BYTES
-        from ksieve_lab.captures.writer import check_metadata
-
-        used = check_metadata("scores", None, {"title": ""} | dict(metadata or {}))
+        capture_metadata("scores", None, metadata)
         self._every, self._most, self._rows_per_call, self._max_bytes = every, calls, rows_per_call, int(max_bytes)
         self._metadata = dict(metadata or {})
         self.seen = self.kept = self.rows = 0
@@ -106,12 +106,6 @@ class Recorder:
         self._dtype: str | None = None
         self.error: Exception | None = None
         self._calls: list[list[int]] = []
-        # Number of calls that fit the header: each takes at most _CALL_BYTES of text.
-        self._room = (METADATA_BYTES - used - _OWN_BYTES) // _CALL_BYTES
-        if self._room < 1:
-            raise ArgumentError(
-                "metadata", f"{used:,} bytes of text", f"at most {METADATA_BYTES - 2 * _OWN_BYTES:,} bytes"
-            )
         self._lengths: list[NDArray[np.int32]] = []
         self._dtypes: list[str] = []  # dtype of each call in the draft
         self._lock = threading.Lock()
@@ -201,7 +195,7 @@ class Recorder:
                 starts=None if starts is None else _host(starts).reshape(-1),
             )[:2]
         )
-        room = self._max_bytes // (_itemsize(self._wider(asked.dtype)) * max(self._width, asked.width)) - self.rows
+        room = self._max_bytes // (itemsize(self._wider(asked.dtype)) * max(self._width, asked.width)) - self.rows
         if room < chosen.size:
             self.full = True
             chosen = chosen[: max(room, 0)]
@@ -216,12 +210,12 @@ class Recorder:
             self._draft.truncate(self._whole)
             self._draft.seek(self._whole)
             raise
-        self.full |= self.kept in (self._most, self._room)
+        self.full |= self.kept in (self._most, MOST_CALLS)
 
     def _keep(
         self, asked: Problem, scores: Any, start: NDArray[np.int32], valid: NDArray[np.int32], chosen: NDArray[np.int64]
     ) -> None:
-        step = max(1, _COPY_BYTES // (_itemsize(asked.dtype) * asked.width))
+        step = max(1, _COPY_BYTES // (itemsize(asked.dtype) * asked.width))
         for first in range(0, chosen.size, step):
             part = slice(first, first + step)
             for row, begin, length in zip(_rows(scores, chosen[part]), start[part], valid[part], strict=True):
@@ -243,9 +237,6 @@ class Recorder:
 
     def _finish(self) -> None:
         """Write the capture from the draft."""
-        from ksieve_lab.captures.format import BLOCK_BYTES, rows_per_block
-        from ksieve_lab.captures.writer import CaptureWriter
-
         assert self._dtype is not None
         ks = {k for _, _, k in self._calls}
         facts = {"title": "recorded calls of ksieve.topk"} | self._metadata
@@ -263,7 +254,7 @@ class Recorder:
                     part = valid[r : r + step]
                     block = np.zeros((part.size, self._width), _STORAGE[self._dtype])
                     for row, length in zip(block, part, strict=True):
-                        stored = np.frombuffer(stream.read(int(length) * _itemsize(dtype)), _STORAGE[dtype])
+                        stored = np.frombuffer(stream.read(int(length) * itemsize(dtype)), _STORAGE[dtype])
                         row[:length] = stored if dtype == self._dtype else widen(stored)
                     writer.write(block, part)
 
@@ -334,10 +325,6 @@ def record(
 def _words(error: Exception, path: Path) -> str:
     said = str(error) or type(error).__name__
     return said if str(path) in said else f"{path}: {said}"
-
-
-def _itemsize(dtype: str) -> int:
-    return int(np.dtype(_STORAGE[dtype]).itemsize)
 
 
 def _spread(rows: int, most: int | None) -> NDArray[np.int64]:

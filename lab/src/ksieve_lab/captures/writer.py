@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from types import TracebackType
@@ -14,21 +15,17 @@ from numpy.typing import NDArray
 from ksieve.core import problem
 from ksieve.core.atomic import Draft, replacing
 from ksieve.core.errors import ArgumentError, FileFormatError, shown
+from ksieve.files.arrays import NUMPY_OF, Array
 from ksieve.files.scores import FLOATS, K_KEY, KIND_KEY, MAX_SIZE, VERSION_KEY
-from ksieve_lab.captures.format import (
-    BLOCK_BYTES,
-    FORMAT_VERSION,
-    Array,
-    Kind,
-    rows_per_block,
-)
-from ksieve_lab.captures.tensorfile import (
-    DTYPE_OF_NAME,
-    METADATA_BYTES,
-    NUMPY_OF,
-    TensorInfo,
-    write_header,
-)
+from ksieve_lab.captures.format import BLOCK_BYTES, FORMAT_VERSION, Kind, rows_per_block
+
+METADATA_BYTES = 90_000_000
+"""Largest size of the metadata in bytes: the safetensors library reads headers of up to 100,000,000."""
+
+_NAMES = {name: dtype for dtype, name in FLOATS.items()}
+"""Safetensors dtype of each score dtype."""
+
+_ALIGNMENT = 64
 
 
 class CaptureWriter:
@@ -71,20 +68,16 @@ class CaptureWriter:
         for name, value in (("rows", rows), ("width", width)):
             if not problem.is_int(value) or not 0 <= value <= MAX_SIZE:
                 raise ArgumentError(name, shown(value), "an int from 0 to 2**31 - 1, so that indices fit int32")
-        if dtype not in DTYPE_OF_NAME:
-            raise ArgumentError("dtype", repr(dtype), f"one of {list(DTYPE_OF_NAME)}")
-        header = capture_metadata("scores", k, metadata)
+        if dtype not in _NAMES:
+            raise ArgumentError("dtype", repr(dtype), f"one of {list(_NAMES)}")
+        facts = capture_metadata("scores", k, metadata)
         self.rows, self.width, self.dtype, self.written = int(rows), int(width), dtype, 0
         # lengths come first so that scores, the last tensor, can start at a multiple of 64 bytes.
-        tensors = [
-            TensorInfo("lengths", "I32", (self.rows,)),
-            TensorInfo("scores", DTYPE_OF_NAME[dtype], (self.rows, self.width)),
-        ]
-        self._draft = Draft(path, seekable=True, size=sum(tensor.nbytes for tensor in tensors))
+        shapes = {"lengths": ("I32", (self.rows,)), "scores": (_NAMES[dtype], (self.rows, self.width))}
+        text, self._at, size = _header(shapes, facts, "scores")
+        self._draft = Draft(path, seekable=True, size=size)
         try:
-            self._lengths_at, self._scores_at = (
-                tensor.offset for tensor in write_header(self._draft.file, tensors, header, align="scores")
-            )
+            self._draft.file.write(text)
         except BaseException:
             self._draft.discard()
             raise
@@ -120,10 +113,10 @@ class CaptureWriter:
         valid: Any = np.broadcast_to(np.int32(self.width), block.shape[0])
         if lengths is not None:
             valid = check_lengths(lengths, block.shape[0])
-        file, storage = self._draft.file, NUMPY_OF[DTYPE_OF_NAME[self.dtype]]
-        file.seek(self._lengths_at + 4 * begin)
+        file, storage = self._draft.file, np.dtype(NUMPY_OF[_NAMES[self.dtype]])
+        file.seek(self._at["lengths"] + 4 * begin)
         file.write(np.ascontiguousarray(valid, dtype="<i4").data)
-        file.seek(self._scores_at + begin * self.width * storage.itemsize)
+        file.seek(self._at["scores"] + begin * self.width * storage.itemsize)
         # Converted in pieces, so that a strided or byte-swapped block is never copied as a whole.
         step = rows_per_block(self.width, self.dtype, BLOCK_BYTES)
         for r in range(0, block.shape[0], step):
@@ -201,7 +194,7 @@ def write_factors(
     ArgumentError
         The message names the array, the value that it got and the values that it takes.
     """
-    header = capture_metadata("factors", k, metadata)
+    facts = capture_metadata("factors", k, metadata)
     q_array = _factor(q, "q", 3, (*FLOATS,))
     rows, heads, dim = q_array[1].shape
     key_array = _factor(keys, "keys", 2, ("I8", *FLOATS))
@@ -220,13 +213,33 @@ def write_factors(
     if lengths is not None:
         parts["lengths"] = ("I32", check_lengths(lengths, rows))
     # Widest items first keeps every tensor aligned to its dtype.
-    ordered = sorted(parts, key=lambda name: -NUMPY_OF[parts[name][0]].itemsize)
-    tensors = [TensorInfo(n, parts[n][0], parts[n][1].shape) for n in ordered]
-    with replacing(path, size=sum(tensor.nbytes for tensor in tensors)) as file:
-        write_header(file, tensors, header, align=ordered[0])
+    ordered = sorted(parts, key=lambda name: -np.dtype(NUMPY_OF[parts[name][0]]).itemsize)
+    shapes = {name: (parts[name][0], parts[name][1].shape) for name in ordered}
+    text, _, size = _header(shapes, facts, ordered[0])
+    with replacing(path, size=size) as file:
+        file.write(text)
         for name in ordered:
             dtype, array = parts[name]
             file.write(np.ascontiguousarray(array, dtype=NUMPY_OF[dtype]).tobytes())
+
+
+def _header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], facts: Mapping[str, str], align: str
+) -> tuple[bytes, dict[str, int], int]:
+    """Header of tensors of (dtype, shape) that follow in this order; the first byte of each; their bytes together.
+
+    The tensor named `align` begins at a multiple of 64 bytes.
+    """
+    header: dict[str, Any] = {"__metadata__": facts}
+    offsets, end = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        offsets[name] = end
+        end += math.prod(shape) * np.dtype(NUMPY_OF[dtype]).itemsize
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (offsets[name], end)}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text) + offsets[align]) % _ALIGNMENT)
+    begin = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: begin + at for name, at in offsets.items()}, end
 
 
 def check_lengths(lengths: Any, rows: int) -> NDArray[np.int32]:
@@ -241,7 +254,7 @@ def _factor(
     array: Any, name: str, rank: int, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None
 ) -> tuple[str, Array]:
     info = problem.inspect(array, name)
-    names = {"int8": "I8", "uint16": "BF16"} | DTYPE_OF_NAME
+    names = {"int8": "I8", "uint16": "BF16"} | _NAMES
     dtype = names.get(info.dtype, info.dtype)
     if dtype not in dtypes:
         readable = [n for n, d in names.items() if d in dtypes and n != "uint16"]
@@ -249,11 +262,6 @@ def _factor(
     if len(info.shape) != rank or (shape is not None and info.shape != shape):
         raise ArgumentError(name, f"shape {info.shape}", f"shape {shape}" if shape else f"{rank} dimensions")
     return dtype, problem.as_numpy(array)
-
-
-def check_metadata(kind: Kind, k: int | None, metadata: Mapping[str, str] | None) -> int:
-    """Check metadata as a writer does; return the number of header bytes that they take."""
-    return len(json.dumps(capture_metadata(kind, k, metadata), ensure_ascii=False).encode())
 
 
 def capture_metadata(kind: Kind, k: int | None, metadata: Mapping[str, str] | None) -> dict[str, str]:
