@@ -19,7 +19,7 @@ from ksieve_lab.bench import ablation, record, tables
 from ksieve_lab.bench.ablation import activation, phases, steps
 from ksieve_lab.bench.ablation.paper import PAPER
 from ksieve_lab.bench.targets import Cpu, machine_of, read_prefixes
-from ksieve_lab.report import figures
+from ksieve_lab.report import figures, told
 
 PAPER_TEXT = ROOT.parent / "shared" / "paper" / "000_cc15b63c323d553e.txt"
 
@@ -36,7 +36,7 @@ def test_every_variant_of_every_part_is_measured_and_exact(payload):
     step = payload["results"]["steps"]["20000"]
     assert step["calls"] == [[40, 20_000], [40, 20_000]]
     assert set(step["variants"]) == set(steps.choices_of(ablation.STEP_PARTS))
-    assert ablation.inexact(payload) == []
+    assert all(told.verdicts(payload))
     for name, facts in step["variants"].items():
         assert facts["exact"] is True
         assert facts["step_ms"] > 0

@@ -188,7 +188,6 @@ def test_endpoint_scores_are_where_they_should_be():
         scores.lengths_of("long", 1, 1, device="cpu")
     assert scores.lengths_of("300", 2, 1000, device="cpu").tolist() == [300, 300]
     assert scores.lengths_of("3000", 1, 1000, device="cpu").tolist() == [1000]
-    assert (scores.lengths_text("30000"), scores.lengths_text("causal")) == ("lengths of 30,000", "causal lengths")
 
 
 def test_a_command_line_is_recorded_without_folders():

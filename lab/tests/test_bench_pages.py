@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
+import json
 
 import pytest
 from conftest import ROOT
 
 from bench_host import ENVIRONMENT
-from ksieve_lab.bench import anchors, record, shape_lists
-from ksieve_lab.report import specs, tables
+from ksieve_lab.bench import record, shape_lists
+from ksieve_lab.bench.tables import BENCHES
+from ksieve_lab.report import specs, tables, told
+from ksieve_lab.report.specs import gpu
 from ksieve_lab.report.tables import Column, File, InexactError, MissingKeyError, Table
 
 FILES = tables.read(ROOT / "benchmarks" / "results")
@@ -23,6 +25,16 @@ def test_every_section_renders_from_its_committed_files(file):
     written = [tables.render(table, [file]) for table in section.tables]
     assert any(written) or not section.tables or file.stem == "gpu-engines-first"
     assert "None" not in "".join(written) and "nan" not in "".join(written).split()
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.payload["bench"] in {b.name for b in BENCHES}],
+                         ids=lambda file: file.stem)  # fmt: skip
+def test_the_terminal_tells_every_committed_result(file):
+    said = list(told.told(file.payload))
+    assert isinstance(said[0], told.Head) and any(isinstance(each, told.Table) for each in said)
+    for table in (each for each in said if isinstance(each, told.Table)):
+        assert table.rows and all(len(row) == len(table.columns) for row in table.rows)
+    assert all(told.verdicts(file.payload)) == (file.stem != "gpu-engines"), "which lost its GPU context"
 
 
 def test_the_page_of_benchmarks_has_every_file_and_draws_its_figures(tmp_path):
@@ -85,21 +97,24 @@ def test_the_readme_quotes_result_files():
     assert f"| {case['median_seconds']['ksieve'] * 1e3:.2f} ms |" in page and f"| {case['rate_of_max']:.2f} |" in page
 
 
-def test_published_times_match_the_device_the_rank_and_the_lengths():
+def test_published_times_match_the_device_the_rank_and_the_lengths(tmp_path):
     shape = {"rows": 8, "width": 9}
     payload = {"environment": ENVIRONMENT, "results": {"shapes": [shape]},
                "settings": {"k": 64, "dtype": "float32", "lengths": "causal"}}  # fmt: skip
     listed = {"device": "H200", "times": {"causal": {"64": {"8x9": {"a": 1.0}, "1x1": {"a": 2.0}}}}}
-    assert anchors.published(listed, payload) == {"8x9": {"a": 1.0}}
-    assert anchors.published(listed | {"device": "B300"}, payload) == {}
+    path = tmp_path / "anchors.json"
+    assert gpu.published(payload, path) == {}
+    path.write_text(json.dumps(listed))
+    assert gpu.published(payload, path) == {"8x9": {"a": 1.0}}
     for change in ({"k": 32}, {"dtype": "float16"}, {"lengths": "ragged"}):
-        assert anchors.published(listed, payload | {"settings": payload["settings"] | change}) == {}
-    assert anchors.load(Path("nowhere.json")) is None
+        assert gpu.published(payload | {"settings": payload["settings"] | change}, path) == {}
+    path.write_text(json.dumps(listed | {"device": "B300"}))
+    assert gpu.published(payload, path) == {}
 
 
 def test_the_committed_anchors_are_complete():
-    found = anchors.load(ROOT / anchors.FILE)
-    assert found["label"] == anchors.LABEL and found["device"] == "H200"
+    found = json.loads((ROOT / gpu.ANCHORS).read_text())
+    assert found["label"] in gpu.PUBLISHED.note and found["device"] == "H200"
     operator = found["times"]["causal"]["2048"]
     assert set(operator) == {f"{m}x{n}" for m, n in shape_lists.OPERATOR}
     assert all({"plain read", "HPC-Ops", "SGLang topk v2", "DeepSelect"} <= set(t) for t in operator.values())

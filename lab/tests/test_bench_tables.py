@@ -21,7 +21,9 @@ from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune import timing
 from ksieve.planning.tune.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard
-from ksieve_lab.bench import gpu, options, record, runner, shape_lists, tables, told
+from ksieve_lab.bench import gpu, options, record, runner, shape_lists, tables
+from ksieve_lab.report import specs, told
+from ksieve_lab.report.tables import File, cells
 
 torch = pytest.importorskip("torch")
 
@@ -67,7 +69,7 @@ def test_a_bench_runs_and_writes_its_file(request, tmp_path, monkeypatch, name):
     written = record.read_json(tmp_path / f"{stem}.json")
     bench = tables.find(name)
     assert written["bench"] == (bench.kind or name) and written["results"]
-    assert all(bench.verdicts(written))
+    assert all(told.verdicts(written))
     assert invoke(name, *line.split(), "--quiet").stdout == ""
 
 
@@ -189,7 +191,7 @@ def test_what_a_command_prints(host, tmp_path, monkeypatch):
     said = " ".join((done.output + done.stderr).split())
     assert "8 x 4096 register_block 10.0 12.5 (0.80) 20.0 (0.50)" in said
     assert "8192 x 1048576 skipped, 34.4 GB of scores" in said
-    assert "ksieve: geometric mean 0.800 of the floor, least 0.800, 1 shapes" in said
+    assert "gpu 64 float32 endpoint-structured 1 0.800 0.800 8 x 4,096 1.60" in said
     assert "not compared: " in said and "flashinfer" in said
 
 
@@ -239,9 +241,9 @@ def test_a_trace_is_summed(host):
     assert found["floor_us"] == pytest.approx(FLOOR_US * len(calls))
     assert found["selectors"]["ksieve"]["total_us"] == pytest.approx(OWN_US * len(calls))
     assert found["selectors"]["ksieve"]["of_floor"] == pytest.approx(0.8)
-    table = next(said for said in told.traces(made) if isinstance(said, told.Table))
-    assert list(table.rows[0]) == ["300", str(len(calls)), f"{len(calls) / 100:.2f}", "ksieve",
-                                   f"{OWN_US * len(calls) / 1e3:.2f}", "0.800"]  # fmt: skip
+    _, _, rows = cells(specs.section_of("trace").tables[0], [File("trace", made)])
+    assert rows[0] == ["300", str(len(calls)), f"{len(calls) / 100:.2f}", "ksieve",
+                       f"{OWN_US * len(calls) / 1e3:.2f}", "0.800", "target 0.9: missed"]  # fmt: skip
     assert made["settings"]["prompts"] == {"300": 300} and made["settings"]["decode_steps"] == 2
 
 

@@ -10,7 +10,7 @@ more and its answer is verified against them: production is deterministic.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ksieve.core.device import DeviceInfo
@@ -19,7 +19,7 @@ from ksieve.planning.tune import timing
 from ksieve.planning.tune.tasks import MEMORY, PITCH_BYTES, require_device
 from ksieve.planning.tune.timing import Contender, Timing
 from ksieve_lab.bench import floor, runner
-from ksieve_lab.bench.chain_selectors import NOT_STORED, OURS, Selector, Stage, selectors, without_matrix
+from ksieve_lab.bench.chain_selectors import NOT_STORED, Selector, Stage, selectors, without_matrix
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.shape_lists import prompt_of
 from ksieve_lab.chain import producers
@@ -80,13 +80,6 @@ def measure(settings: Settings, live: Live) -> Facts:
         found = runner.over(listed, request, progress, None)
     written: Any = {"requests": [name for name, _ in listed], "shapes": None, "heads": heads}
     return settings.payload({"requests": found, "paper": PAPER}, **written)
-
-
-def verdicts(payload: Facts) -> Iterator[bool | None]:
-    """Whether our answers were exact."""
-    for request in payload["results"]["requests"]:
-        if "skipped" not in request:
-            yield request["selectors"][OURS].get("exact")
 
 
 def _request(

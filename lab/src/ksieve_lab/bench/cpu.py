@@ -28,7 +28,7 @@ from ksieve.core.paths import unreadable
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
 from ksieve.planning.plan import Plan
-from ksieve_lab.bench import aimed, contenders, record, startup, told
+from ksieve_lab.bench import aimed, contenders, record, startup
 from ksieve_lab.bench.contenders import ARGPARTITION, FLOOR, TORCH
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.shape_lists import words
@@ -281,70 +281,3 @@ def _memory(k: int, producers: list[str]) -> dict[str, Any]:
         "scratch_bytes_per_thread": cpu.scratch_bytes(api.plan(rows=1, width=SHAPES[-1][1], k=k)),
         "resident_growth_bytes_per_thread": None if extra is None else extra / threads,
     }
-
-
-# ---- tables ----------------------------------------------------------------------------------------------
-
-
-def tables(payload: Facts) -> Iterator[told.Said]:
-    """Tables of a payload; those without rows are left out."""
-    results, settings = payload["results"], payload["settings"]
-
-    def table(title: str, columns: str, part: str, *cells: Callable[[Facts], str]) -> Iterator[told.Said]:
-        rows = [[cell(case) for cell in cells] for case in results.get(part, ())]
-        if rows:
-            yield told.Table(columns.split(", "), rows, title)
-
-    top = f"top {settings['k']:,}, {settings['threads']} threads"
-    yield from table(
-        f"{top}: times faster than others", "rows, of, ksieve, torch.topk, argpartition, max", "compared", _shape,
-        lambda case: case["source"], lambda case: _milliseconds(case["median_seconds"]["ksieve"]),
-        lambda case: _faster(case, TORCH), lambda case: _faster(case, ARGPARTITION),
-        lambda case: f"{case['rate_of_max']:.2f}x",
-    )  # fmt: skip
-    yield from table(
-        "Many short rows: times faster than torch.topk", "rows, dtype, ksieve, torch.topk", "short", _shape,
-        lambda case: case["dtype"], lambda case: _milliseconds(case["median_seconds"]["ksieve"]),
-        lambda case: _faster(case, TORCH),
-    )  # fmt: skip
-    costs = [lambda case: _milliseconds(case["median_seconds"]), lambda case: f"{case['times_plain']:.2f}x"]
-    yield from table(
-        "Calls with options", "rows, threads, option, ksieve, of a plain call", "options", _shape,
-        lambda case: str(case["threads"]), lambda case: case["option"], *costs,
-    )  # fmt: skip
-    yield from table(
-        f"{top}: adversarial rows", "rows, family, ksieve, of plain rows, model scans, routes", "adversarial", _shape,
-        lambda case: case["family"], *costs, lambda case: f"{case['scans_mean']:.1f}",
-        lambda case: "; ".join(f"{count} {route}" for route, count in case["routes"].items()),
-    )  # fmt: skip
-    yield from table(
-        "The most expensive rows that a search finds, one at a time",
-        "row, ksieve, of a plain row, work of a random row's", "aimed",
-        lambda case: f"{case['width']:,}, top {case['k']:,}", *costs, lambda case: f"{case['times_random']:.2f}x",
-    )  # fmt: skip
-    if "start" in results:
-        start, memory = results["start"], results["memory"]
-        grown = memory["resident_growth_bytes_per_thread"]
-        found = [
-            ("import ksieve", f"{start['import_seconds']:.2f} s"),
-            ("first call, compiling", f"{start['first_call_compiling_seconds']:.1f} s"),
-            ("first call, from the disk cache", f"{start['first_call_cached_seconds']:.2f} s"),
-            ("scratch per thread", f"{memory['scratch_bytes_per_thread'] / 1024:.0f} KiB"),
-        ]
-        found += [("resident growth per thread", f"{grown / 1024:.0f} KiB")] if grown is not None else []
-        yield told.Table(("what", "cost"), found, "Outside a call")
-    yield f"medians of {settings['rounds']} rounds in one process; every answer verified"
-
-
-def _shape(case: Facts) -> str:
-    return f"{case['rows']:,} x {case['width']:,}" + (f", top {case['k']:,}" if "k" in case else "")
-
-
-def _faster(case: Facts, name: str) -> str:
-    if name not in case["times_faster_than"]:
-        return "absent"
-    return f"{case['times_faster_than'][name]:.1f}x" + ("" if case["exact"][name] else ", inexact")
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"

@@ -72,10 +72,6 @@ class Bench:
         ``cases(settings)`` lists what is measured; it needs no device.
     measure : callable
         ``measure(settings, live)`` returns the payload of a result file; None on all ranks but the first.
-    told : callable
-        Tables and lines about a payload, for `ksieve_lab.bench.told`.
-    verdicts : callable
-        Whether the answers in a payload were exact; None for a missing one.
     stem : str
         Name of the result file, with fields of `Settings.stem`.
     shapes, only, k, dtype, scores, peers, rounds, seed
@@ -102,8 +98,6 @@ class Bench:
     line: str
     cases: Callable[[Settings], Sequence[Any]]
     measure: Callable[[Settings, Live], Facts | None]
-    told: Callable[[Facts], Iterable[Any]]
-    verdicts: Callable[[Facts], Iterable[bool | None]]
     stem: str
     shapes: str | None = ""
     only: str | None = ""

@@ -30,11 +30,6 @@ def check_lengths(kind: str) -> None:
         raise ArgumentError("lengths", repr(kind), f"one of {', '.join(LENGTHS)}, or a number")
 
 
-def lengths_text(kind: str) -> str:
-    """The same in words."""
-    return f"lengths of {int(kind):,}" if kind.isdecimal() else f"{kind} lengths"
-
-
 def in_blocks(block: int) -> Fill:
     """Return a source whose rows are `endpoint_structured`, with a number added that the scores of a block share."""
 

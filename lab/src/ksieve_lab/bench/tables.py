@@ -21,7 +21,6 @@ from ksieve_lab.bench import (
     rank_model,
     ranks,
     shape_lists,
-    told,
 )
 from ksieve_lab.bench import adversarial_gpu as hard
 from ksieve_lab.bench.ablation import activation
@@ -44,50 +43,44 @@ def _prompts(settings: Settings) -> Facts:
 
 _GPU = Bench(
     "gpu", "Selection, other libraries and a plain read, on the same tensors.", gpu.of_shapes,
-    partial(gpu.by_case, results=gpu.found_shapes), told.cases("family", share="of_floor", lines=told.shares),
-    told.answers(told.OWN), "gpu-{shapes}{scores}-k{k}", shapes="operator", others=contenders, torch_rounds=3,
+    partial(gpu.by_case, results=gpu.found_shapes), "gpu-{shapes}{scores}-k{k}", shapes="operator", others=contenders,
+    torch_rounds=3,
 )  # fmt: skip
 _BLOCKS = Bench(
     "blocks", "Calls with blocks, forced entries and expansion, and PyTorch operations around a selector.",
-    blocks.cases, blocks.measure, told.cases("model", "dtype", "of_parts", "times_faster"),
-    told.answers(blocks.OWN, *blocks.AROUND), "blocks-cuda", reader=shape_lists.plain, k=None, scores=None, peers=None,
+    blocks.cases, blocks.measure, "blocks-cuda", reader=shape_lists.plain, k=None, scores=None, peers=None,
     dtype="float32,bfloat16", several=True, fixed={"device": "cuda"},
 )  # fmt: skip
 _BLOCK_ROWS = replace(
     _BLOCKS, name="blocks-rows", line="Rows of every kind of call with blocks, verified: --shapes 10000.",
-    cases=lambda settings: (), measure=blocks.verify_rows, told=told.verified, verdicts=told.answers(),
-    stem="blocks-rows-cuda", reader=shape_lists.numbers, shapes="1000000", only=None, dtype=None, rounds=None,
-    figures=False, kind="blocks",
+    cases=lambda settings: (), measure=blocks.verify_rows, stem="blocks-rows-cuda", reader=shape_lists.numbers,
+    shapes="1000000", only=None, dtype=None, rounds=None, figures=False, kind="blocks",
 )  # fmt: skip
 _ENGINES = Bench(
     "engines", "The operators of installed engines, before and after ksieve replaces them: --peers vllm,sglang.",
-    engines.cases, engines.measure, told.cases("operator", "k", "dtype", "times_faster", lines=told.hosts),
-    told.answers(engines.AFTER), "gpu-engines", reader=shape_lists.plain, shapes=engines.SHAPES,
+    engines.cases, engines.measure, "gpu-engines", reader=shape_lists.plain, shapes=engines.SHAPES,
     dtype="float32,bfloat16", several=True, others=engine_switch.engines_of, figures=False,
 )  # fmt: skip
 _RANKS = Bench(
     "ranks", "Selection from rows that lie on the ranks of torchrun, on the CPU; 64x131072:interleaved too.",
-    ranks.cases, ranks.measure, told.cases("layout", "dtype", share="added_us", lines=told.seconds),
-    told.answers("gathered", "pairs", "planned"), "ranks-cpu-{world}", reader=shape_lists.sharded,
-    shapes="1x131072,16x131072,64x131072", scores=None, peers=None, only=None, rounds=9, several=True, figures=False,
-    fixed={"device": "cpu"},
+    ranks.cases, ranks.measure, "ranks-cpu-{world}", reader=shape_lists.sharded, shapes="1x131072,16x131072,64x131072",
+    scores=None, peers=None, only=None, rounds=9, several=True, figures=False, fixed={"device": "cpu"},
 )  # fmt: skip
 _RANK_ROWS = replace(
     _RANKS, name="ranks-rows", line="Rows of many kinds on ranks of the CPU, and replays of their calls, verified.",
-    cases=lambda settings: (), measure=ranks.verify_rows, told=told.verified, verdicts=told.answers(),
-    stem="ranks-rows-cpu-{world}", reader=shape_lists.numbers, shapes="10000", k=None, dtype=None, rounds=None,
-    kind="ranks",
+    cases=lambda settings: (), measure=ranks.verify_rows, stem="ranks-rows-cpu-{world}", reader=shape_lists.numbers,
+    shapes="10000", k=None, dtype=None, rounds=None, kind="ranks",
 )  # fmt: skip
 _ABLATION = Bench(
     "ablation", "The paper's ablations on a GPU: --only 'margin;rescue', --shapes 245K.", ablation.cases,
-    ablation.measure, told.ablation, lambda payload: ablation.verdicts(payload).values(), "gpu-ablation{only}",
-    reader=shape_lists.requests, shapes="245K,430K", source=check_anywhere, peers="none", dtype=None, rounds=5,
+    ablation.measure, "gpu-ablation{only}", reader=shape_lists.requests, shapes="245K,430K", source=check_anywhere,
+    peers="none", dtype=None, rounds=5,
     fixed={"backend": "cuda", "widths": activation.WIDTHS, "rows": activation.ROWS, **STEP},
 )  # fmt: skip
 _CHAIN = Bench(
     "chain", "An indexer's score production and the selection after it: --shapes 245K:32 for 32 heads.", chain.cases,
-    chain.measure, told.chain, chain.verdicts, "gpu-chain", reader=shape_lists.requests, shapes="245K,430K", only=None,
-    dtype=None, scores=None, others=libraries, torch_rounds=3,
+    chain.measure, "gpu-chain", reader=shape_lists.requests, shapes="245K,430K", only=None, dtype=None, scores=None,
+    others=libraries, torch_rounds=3,
     fixed={"producer": "triton", "heads": producers.HEADS, "dim": producers.DIM, **STEP},
 )  # fmt: skip
 
@@ -104,35 +97,31 @@ BENCHES = (
     replace(
         _GPU, name="floor", line="Plain reads of the valid scores, a lower bound for every selector.",
         measure=partial(gpu.by_case, results=lambda found, settings: {"shapes": found}),
-        told=told.cases("floor_kernel", "floor_terabytes_per_second"),
-        verdicts=lambda payload: (), stem="floor-{shapes}", k=None, scores=None, peers=None, figures=False,
+        stem="floor-{shapes}", k=None, scores=None, peers=None, figures=False,
     ),
     replace(
         _GPU, name="general", line="Shapes from outside the indexer, in every dtype, beside torch.topk.",
         cases=gpu.of_everything, measure=partial(gpu.by_case, results=gpu.found_general, written=_cases),
-        told=told.cases("k", "dtype", "times_faster", lines=told.general), stem="gpu-general",
-        reader=shape_lists.matrices_and_k, shapes="general", k=None, dtype=",".join(SCORE_DTYPES), several=True,
-        scores="normal", peers=gpu.RIVAL, torch_rounds=7, figures=False,
+        stem="gpu-general", reader=shape_lists.matrices_and_k, shapes="general", k=None, dtype=",".join(SCORE_DTYPES),
+        several=True, scores="normal", peers=gpu.RIVAL, torch_rounds=7, figures=False,
     ),
     replace(
         _GPU, name="trace", line="Every selection of the prefill of a long prompt, summed: --shapes 245K,100000.",
         cases=gpu.of_requests, measure=partial(gpu.by_case, results=gpu.found_traces, written=_prompts),
-        told=told.traces, stem="gpu-trace{scores}-k{k}", reader=shape_lists.requests, shapes="245K,430K", only=None,
-        rounds=5, torch_rounds=0, fixed={"decode_steps": 0, "batch": 1, **STEP},
+        stem="gpu-trace{scores}-k{k}", reader=shape_lists.requests, shapes="245K,430K", only=None, rounds=5,
+        torch_rounds=0, fixed={"decode_steps": 0, "batch": 1, **STEP},
     ),
     replace(
         _GPU, name="worst", line="Adversarial rows, relative to a plain read of the same shape.", cases=gpu.of_families,
         measure=partial(
             gpu.by_case, results=gpu.found_worst, written=lambda s: {"families": s.chosen(hard.FAMILIES)}
         ),
-        told=told.cases("family", share="of_floor", lines=told.worst), stem="gpu-worst-k{k}", shapes="worst",
-        scores=None, rounds=5, torch_rounds=0,
+        stem="gpu-worst-k{k}", shapes="worst", scores=None, rounds=5, torch_rounds=0,
     ),
     replace(
         _GPU, name="options", line="The cost of every serving option: --only 'page table; by value'.",
         cases=options.cases, measure=partial(gpu.by_case, results=options.results, measure=options.measure),
-        told=told.cases(share="of_plain", lines=told.options), verdicts=told.answers(), stem="gpu-options-k{k}",
-        shapes="served", peers=None,
+        stem="gpu-options-k{k}", shapes="served", peers=None,
     ),
     _BLOCKS,
     replace(
@@ -147,8 +136,8 @@ BENCHES = (
     _ENGINES,
     replace(
         _ENGINES, name="engines-first", line="First calls of processes: without a cache, after a build, with a bundle.",
-        cases=first_calls.cases, measure=first_calls.measure, told=told.first_calls, verdicts=lambda payload: (),
-        stem="gpu-engines-first", shapes=None, k=None, dtype=None, scores=None, rounds=None, seed=None, kind="engines",
+        cases=first_calls.cases, measure=first_calls.measure, stem="gpu-engines-first", shapes=None, k=None, dtype=None,
+        scores=None, rounds=None, seed=None, kind="engines",
     ),
     _RANKS,
     replace(
@@ -162,8 +151,7 @@ BENCHES = (
     ),
     replace(
         _RANK_ROWS, name="ranks-predict", line="What 4 or 8 GPUs would take, from results in --out's folder.",
-        measure=rank_model.measure, told=told.predicted, verdicts=lambda payload: (), stem="predicted-ranks",
-        shapes="4,8", seed=None, kind="predicted-ranks",
+        measure=rank_model.measure, stem="predicted-ranks", shapes="4,8", seed=None, kind="predicted-ranks",
     ),
     _ABLATION,
     replace(
@@ -179,8 +167,8 @@ BENCHES = (
     ),
     Bench(
         "cpu", "The CPU backend, torch.topk, argpartition and a plain read: --scores endpoint,FILE.", cpu.cases,
-        cpu.measure, cpu.tables, lambda payload: (), "cpu-{threads}-threads", reader=shape_lists.plain,
-        source=cpu.sources_of, dtype=None, peers=None, rounds=9, figures=False,
+        cpu.measure, "cpu-{threads}-threads", reader=shape_lists.plain, source=cpu.sources_of, dtype=None, peers=None,
+        rounds=9, figures=False,
         fixed={"short": shape_lists.MANY_SHORT, "optional": ((32, 50_257, 50),), "searched": aimed.SHAPES},
     ),
 )  # fmt: skip

@@ -12,11 +12,12 @@ import typer
 from ksieve.cli import exits, terminal
 from ksieve.cli.options import count, words
 from ksieve.core.errors import ArgumentError
-from ksieve_lab.bench import tables, told
+from ksieve_lab.bench import tables
 from ksieve_lab.bench.runner import Live
 from ksieve_lab.bench.shape_lists import SHAPES
 from ksieve_lab.cli import results
 from ksieve_lab.cli.options import Figures, Out
+from ksieve_lab.report import told
 
 
 def bench(
@@ -89,10 +90,11 @@ def bench(
     payload = chosen.measure(settings, live)
     if payload is None:  # on other ranks than the first
         return
-    for said in chosen.told(payload):
+    results.write(path, payload)  # whatever becomes of the tables
+    for said in told.told(payload):
         _say(said)
     results.finish(path, payload, figures)
-    exits.judge(chosen.verdicts(payload))
+    exits.judge(told.verdicts(payload))
 
 
 bench.__doc__ = "\n\n".join([str(bench.__doc__), *(f"{each.name}: {each.line}" for each in tables.BENCHES)])
@@ -104,7 +106,7 @@ def _phase(description: str, unit: str) -> Any:
 
 def _say(said: told.Said) -> None:
     if isinstance(said, told.Table):
-        terminal.table(said.columns, said.rows, title=said.title)
+        terminal.table(said.columns, said.rows, title=said.title or None)
         terminal.say()
     elif isinstance(said, told.Note):
         terminal.note(said)

@@ -71,6 +71,8 @@ class Section:
     figures : function of a payload
     page : str
         "benchmarks", or the page of the guide that shows each file by itself.
+    told : sequence of Table, optional
+        What the terminal shows beside the cases of one result. Default: the tables of the page.
     """
 
     title: str
@@ -79,6 +81,7 @@ class Section:
     exact: Sequence[str] = ()
     figures: Callable[[Mapping[str, Any]], Sequence[Figure]] = lambda _: ()
     page: str = "benchmarks"
+    told: Sequence[Table] | None = None
 
 
 def read(folder: Path, pattern: str = "*.json") -> list[File]:
@@ -122,17 +125,29 @@ def markdown(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def render(table: Table, files: Sequence[File]) -> str:
     """Write a table of files, and the words above it; empty where it has no row."""
+    note, columns, rows = cells(table, files)
+    return f"{note}\n\n{markdown(columns, rows)}".strip() if rows else ""
+
+
+def cells(
+    table: Table, files: Sequence[File], missing: str | None = None
+) -> tuple[str, list[str], list[list[str | None]]]:
+    """Words above a table, its headings and its rows; `missing` is shown for keys that a file lacks."""
     rows = list(table.rows(files))
     if not rows:
-        return ""
+        return "", [], []
     columns = table.columns(files) if callable(table.columns) else table.columns
     note = table.note(files) if callable(table.note) else table.note
-    body = markdown([c.heading for c in columns], [[_cell(c, row) for c in columns] for row in rows])
-    return f"{note}\n\n{body}".strip()
+    return note, [c.heading for c in columns], [[_cell(c, row, missing) for c in columns] for row in rows]
 
 
-def _cell(column: Column, row: Any) -> str | None:
-    value = column.value(row) if callable(column.value) else next(find(row, column.value), None)
+def _cell(column: Column, row: Any, missing: str | None) -> str | None:
+    try:
+        value = column.value(row) if callable(column.value) else next(find(row, column.value), None)
+    except (KeyError, ValueError):  # without any answer there is no least one
+        if missing is None:
+            raise
+        return missing
     return None if value is None or value != value else column.form.format(value)
 
 

@@ -84,24 +84,6 @@ def measure(settings: Settings, live: Live) -> Facts:
     )
 
 
-def inexact(payload: dict[str, Any]) -> list[str]:
-    """Name everything whose answers were not all verified as exact."""
-    return [name for name, exact in verdicts(payload).items() if exact is not True]
-
-
-def verdicts(payload: dict[str, Any]) -> dict[str, bool | None]:
-    """Whether the answers of everything that ran were exact, by name; None where there is no answer."""
-    found: dict[str, bool | None] = {}
-    for name, step in payload["results"].get("steps", {}).items():
-        found |= {f"{name}: {variant}": facts["exact"] for variant, facts in step["variants"].items()}
-        if (step.get("wave") or {}).get("exact") is False:
-            found[f"{name}: rows missed by their boundary"] = False
-    for cell in payload["results"].get("activation", {}).get("cells", []):
-        for variant, facts in cell["selectors"].items():
-            found[f"{cell['rows']} x {cell['width']} {cell['scores']}: {variant}"] = facts.get("exact")
-    return found
-
-
 def _phases(machine: Machine, calls: Sequence[Invocation], k: int, source: str, seed: int) -> dict[str, Any]:
     """Split a row's time: one row alone on the GPU, and the rows of the step's first call together."""
     if not isinstance(machine, Gpu):

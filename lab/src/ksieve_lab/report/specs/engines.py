@@ -7,7 +7,7 @@ from typing import Any
 
 from ksieve.adapters._operators import OPERATORS
 from ksieve_lab.report.specs.gpu import size
-from ksieve_lab.report.tables import Column, File, Section, Table, entry, geometric_mean, judge, machine, render
+from ksieve_lab.report.tables import Column, File, Section, Table, entry, find, geometric_mean, judge, machine, render
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang", "flashinfer": "FlashInfer"}
 """Names of the pages in the guide, and of the engines."""
@@ -42,12 +42,12 @@ def _us(facts: Mapping[str, Any]) -> str:
     return f"{facts['median_us']:.1f}" if "median_us" in facts else "-"
 
 
-def _gains(engine: str) -> tuple[Table, ...]:
-    """Tables of the operators of an engine before and after the switch."""
+def _gains(engine: str = "") -> tuple[Table, ...]:
+    """Tables of the operators of an engine, or of all, before and after the switch."""
 
     def cases(files: Sequence[File]) -> list[Mapping[str, Any]]:
         found = [case for file in files for case in file.payload["results"].get("shapes", ())]
-        return [case for case in found if case["engine"] == engine]
+        return [case for case in found if engine in ("", case["engine"])]
 
     def columns(files: Sequence[File]) -> list[Column]:
         grid = dict.fromkeys((case["rows"], case["width"]) for case in cases(files) if "skipped" not in case)
@@ -79,11 +79,11 @@ def _gains(engine: str) -> tuple[Table, ...]:
 
     def hosts(files: Sequence[File]) -> list[Mapping[str, Any]]:
         found = [host for file in files for host in file.payload["results"].get("host", ())]
-        return [host for host in found if host["engine"] == engine and "skipped" not in host]
+        return [host for host in found if engine in ("", host["engine"]) and "skipped" not in host]
 
     def unmeasured(files: Sequence[File]) -> Iterable[tuple[str, str]]:
         for name, why in (pair for file in files for pair in file.payload["results"].get("absent", {}).items()):
-            if name in {o.name for o in _own(engine)}:
+            if not engine or name in {o.name for o in _own(engine)}:
                 yield f"`{name}`", why
         for case in cases(files):
             own = case.get("selectors", {}).get(BEFORE, {})
@@ -153,7 +153,7 @@ FIRST_CALLS = Table(
         *(Column(f"{state}, s", entry(state, seconds)) for state in STATES),
         Column("second call, us", lambda call: call["after build"].get("again_seconds", float("nan")) * 1e6, "{:.0f}"),
     ],
-    lambda files: [call for file in files for call in file.payload["results"]["first_calls"]["calls"]],
+    lambda files: [call for file in files for calls in find(file, "results/first_calls?/calls") for call in calls],
     lambda files: "Seconds from the first call of a process until its answer is there, and in brackets the kernels "
     f"that it compiled ({machine(files[0])}; {files[0].link('../../')}). "
     f"The process has imported PyTorch and the adapter, "
@@ -191,8 +191,9 @@ LOADERS = Table(
 )  # fmt: skip
 
 MEASURED = Section(
-    "The engines' operators, before and after", ["engines"], [SUMMARY], ["shapes?/*/selectors/ksieve/exact"]
-)
+    "The engines' operators, before and after", ["engines"], [SUMMARY], ["shapes?/*/selectors/ksieve/exact"],
+    told=[SUMMARY, *_gains()[1:], FIRST_CALLS],
+)  # fmt: skip
 SECTIONS = (MEASURED, Section("The engines' own plugin loaders", ["engine-loaders"], [LOADERS]))
 
 

@@ -131,6 +131,16 @@ def _gain_note(files: Sequence[File]) -> str:
             "Times as fast as exact proposal: median over row counts and scores (cells won).")  # fmt: skip
 
 
+_TALLIED = {"ms": ("step_ms", "{:.2f}"), "of floor": ("of_floor", "{:.2f}"),
+            "missed": ("primary_missed_percent", "{:.3g}%"), "recovered": ("recovery_percent", "{:.3g}%"),
+            "admitted": ("admitted_mean", "{:,.0f}")}  # fmt: skip
+VARIANTS = Table(
+    [Column("request", "request"), Column("variant", "name"), *(Column(name, *of) for name, of in _TALLIED.items())],
+    lambda files: [
+        {"request": request, "name": name, **facts} for request, step in _steps(files).items()
+        for name, facts in (step["variants"] | step["peers"]).items()
+    ],
+)  # fmt: skip
 _STEPS = ("exact proposal", "sampled, s = 128", "ksieve's choice")
 ABLATION = (
     _sweep_table("margin"),
@@ -290,7 +300,8 @@ def replay_figures(payload: Payload) -> list[Figure]:
 
 SECTIONS = (
     Section("Ablations", ["ablation"], ABLATION, ["steps?/*/variants/*/exact", "steps?/*/wave?/exact?",
-            "activation?/cells/*/selectors/*/exact"], ablation_figures, "evidence"),
+            "activation?/cells/*/selectors/*/exact"], ablation_figures, "evidence",
+            told=[VARIANTS, *ABLATION]),
     Section("Chains", ["chain"], CHAIN, ["requests/*/selectors/ksieve/exact"], chain_figures, "evidence"),
     Section("Replays", ["replay"], [REPLAY], ["total/exact"], replay_figures, "evidence"),
 )  # fmt: skip

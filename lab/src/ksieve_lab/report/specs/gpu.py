@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ksieve_lab.report.figures import Figure, Mark, size_text
@@ -64,12 +66,15 @@ def scores(payload: Payload) -> str:
 
 
 def title(payload: Payload) -> str:
-    """Card, k, dtype, scores and lengths of a result."""
+    """Card, k, dtype, scores and lengths of a result, as far as it has them."""
     settings = payload["settings"]
     kind = "adversarial" if payload["bench"] == "worst" else scores(payload)
-    k, lengths = (f", k = {settings['k']:,}" if "k" in settings else ""), settings["lengths"]
-    lengths = f"lengths of {int(lengths):,}" if lengths.isdecimal() else f"{lengths} lengths"
-    return f"{card(File('', payload)) or 'GPU'}{k}, {settings['dtype']}, {kind} scores, {lengths}"
+    parts = [card(File("", payload)) or "GPU", f"k = {settings['k']:,}" if "k" in settings else "",
+             settings.get("dtype")]  # fmt: skip
+    if lengths := settings.get("lengths"):
+        parts += [f"{kind} scores"] * ("k" in settings)
+        parts.append(f"lengths of {int(lengths):,}" if lengths.isdecimal() else f"{lengths} lengths")
+    return ", ".join(filter(None, parts))
 
 
 def _least(file: File) -> Shape:
@@ -209,9 +214,35 @@ def trace_figures(payload: Payload) -> list[Figure]:
 def _trace_rows(files: Sequence[File]) -> Iterable[dict[str, Any]]:
     for file in files:
         for name, found in file.payload["results"]["traces"].items():
-            for selector, facts in found["selectors"].items():
+            for selector, facts in found.get("selectors", {}).items():
                 yield {"request": name, "calls": len(found["invocations"]), "floor": found["floor_us"] / 1e3,
                        "selector": selector, "us": facts.get("total_us", math.nan) / 1e3, "facts": facts}  # fmt: skip
+
+
+ANCHORS = Path("benchmarks/anchors-h200.json")
+"""Published times of other selectors, relative to the repository's root: shown beside measured ones, never mixed."""
+
+
+def published(payload: Payload, path: Path | None = None) -> dict[str, dict[str, float]]:
+    """Published microseconds by library of each measured ``MxN``, of the same card, k, dtype and lengths."""
+    path, settings = path or ANCHORS, payload["settings"]
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if known is None or known["device"] not in card(File("", payload)) or settings.get("dtype") != "float32":
+        return {}
+    listed = known["times"].get(settings.get("lengths"), {}).get(str(settings.get("k")), {})
+    measured = [f"{shape['rows']}x{shape['width']}" for shape in payload["results"]["shapes"]]
+    return {shape: listed[shape] for shape in measured if shape in listed}
+
+
+PUBLISHED = Table(
+    lambda files: [
+        Column("rows x width", "name"),
+        *(Column(name, f"{name}?", "{:.1f}") for name in dict.fromkeys(
+            name for by in published(files[0].payload).values() for name in by)),
+    ],
+    lambda files: [{"name": shape} | by for shape, by in published(files[0].payload).items()],
+    "Microseconds published, not measured here",
+)  # fmt: skip
 
 
 def _by_key(files: Sequence[File], path: str) -> list[dict[str, Any]]:
@@ -247,7 +278,10 @@ WORST = Table(
         Column("times over the plain read", lambda row: row[min(row.keys() - {"name"})][OWN]["ratio"], "{:.2f}"),
         Column("at", lambda row: size(row[min(row.keys() - {"name"})][OWN])),
     ],
-    lambda files: sorted(_by_key(files[:1], "worst"), key=lambda row: -row[files[0].stem][OWN]["ratio"]),
+    lambda files: sorted(
+        (row for row in _by_key(files[:1], "worst") if OWN in row[files[0].stem]),
+        key=lambda row: -row[files[0].stem][OWN]["ratio"],
+    ),
     f"The worst shape of each family; the target is {WORST_TARGET}.",
 )  # fmt: skip
 
@@ -261,18 +295,29 @@ GENERAL = Table(
     lambda files: [case for file in files for case in shapes(file.payload)],
 )  # fmt: skip
 
+OVER_TORCH = Table(
+    [
+        Column("cases", "results/over_torch?/shapes"),
+        Column("torch.topk's time over ours, mean", "results/over_torch?/geometric_mean", "{:.2f}"),
+        Column("least", "results/over_torch?/least", "{:.2f}"),
+        Column("ksieve slower in", lambda file: len(file.payload["results"]["slower"])),
+    ],
+)  # fmt: skip
+
 _EXACT = ("shapes/*/selectors/ksieve/exact",)
+_TOLD = (Table(SUMMARY), PUBLISHED)
 SECTIONS = (
     Section(
         "Operator shapes on a GPU", ["operator"],
         [Table(SUMMARY, note=f"Targets: a geometric mean of {TARGET_MEAN}, and no shape under {TARGET_LEAST}."), TIMES],
-        _EXACT, shape_figures,
+        _EXACT, shape_figures, told=_TOLD,
     ),
-    Section("Decode shapes on a GPU", ["decode"], [Table(SUMMARY), TIMES], _EXACT, shape_figures),
-    Section("Short rows on a GPU", ["short"], [Table(SUMMARY), TIMES], _EXACT, shape_figures),
-    Section("Other shapes of the indexer on a GPU", ["gpu"], [Table(SUMMARY)], _EXACT, shape_figures),
-    Section("Shapes from outside the indexer on a GPU", ["general"], [GENERAL], _EXACT),
-    Section("Options on a GPU", ["options"], [OPTIONS], ["shapes/*/selectors/plain/exact"], option_figures),
+    Section("Decode shapes on a GPU", ["decode"], [Table(SUMMARY), TIMES], _EXACT, shape_figures, told=_TOLD),
+    Section("Short rows on a GPU", ["short"], [Table(SUMMARY), TIMES], _EXACT, shape_figures, told=_TOLD),
+    Section("Other shapes of the indexer on a GPU", ["gpu", "sixteen-bit"], [Table(SUMMARY)], _EXACT, shape_figures,
+            told=_TOLD),
+    Section("Shapes from outside the indexer on a GPU", ["general"], [GENERAL], _EXACT, told=[OVER_TORCH]),
+    Section("Options on a GPU", ["options"], [OPTIONS], ["shapes/*/selectors/*/exact"], option_figures),
     Section("Framework traces on a GPU", ["trace"], [TRACES], ["traces/*/selectors/ksieve/exact"], trace_figures),
     Section("The worst case on a GPU", ["worst"], [WORST], ["cases/*/selectors/ksieve/exact"], worst_figures),
 )  # fmt: skip

@@ -57,9 +57,9 @@ def _block_rows(files: Sequence[File]) -> Iterable[dict[str, Any]]:
     for (model, dtype), cases in groups.items():
         yield {
             "model": model, "dtype": dtype, "cases": len(cases),
-            "read": [c["selectors"]["ksieve"]["of_floor"] for c in cases],
+            "read": [c["selectors"]["ksieve"]["of_floor"] for c in cases if "of_floor" in c["selectors"]["ksieve"]],
             "parts": [c["of_parts"] for c in cases if "of_parts" in c],
-            "around": [ratio for c in cases for ratio in c["times_faster"].values()],
+            "around": [ratio for c in cases for ratio in c.get("times_faster", {}).values()],
         }  # fmt: skip
 
 
@@ -123,16 +123,19 @@ WORLDS = Table(
     "and the planner's schedule.",
 )  # fmt: skip
 
-PREDICTED = Table(
-    [
-        Column("GPUs", "world"), Column("dtype", "dtype"), Column("shard alone, us", "local_us", "{:,.0f}"),
-        Column("gather adds, us", "added_us/gathered", "{:,.0f}"),
-        Column("planned adds, us", "added_us/planned", "{:,.0f}"),
-        Column("rate of each, of one GPU's", "rate_of_one/planned", "{:.2f}"),
-    ],
-    _predicted,
-    "The same rows, predicted from the lines through the measurements with fewer GPUs.",
+_PREDICTED = (
+    Column("GPUs", "world"), Column("dtype", "dtype"), Column("shard alone, us", "local_us", "{:,.0f}"),
+    Column("gather adds, us", "added_us/gathered", "{:,.0f}"),
+    Column("planned adds, us", "added_us/planned", "{:,.0f}"),
+    Column("rate of each, of one GPU's", "rate_of_one/planned", "{:.2f}"),
 )  # fmt: skip
+PREDICTED = Table(
+    _PREDICTED, _predicted, "The same rows, predicted from the lines through the measurements with fewer GPUs."
+)
+EVERY_PREDICTED = Table(
+    [Column("rows x width", size), *_PREDICTED, Column("schedule", "schedule")],
+    lambda files: [c for file in files for c in shapes(file.payload) if file.payload["bench"] == "predicted-ranks"],
+)
 
 
 def _versions(facts: Mapping[str, Any]) -> str:
@@ -162,6 +165,25 @@ CPU_SHORT = Table(
         Column(f"faster than `{TORCH}`", lambda case: case["times_faster_than"].get(TORCH), "{:.1f}x"),
     ],
     lambda files: [case for file in files for case in file.payload["results"].get("short", ())],
+)  # fmt: skip
+
+
+_COSTS = [
+    Column("ksieve", lambda case: case["median_seconds"] * 1e3, "{:.2f} ms"),
+    Column("of plain", "times_plain", "{:.2f}x"),
+]
+CPU_OPTIONS = Table(
+    [Column("rows x width, k", lambda case: f"{size(case)}, {case['k']:,}"), Column("threads", "threads"),
+     Column("option", "option"), *_COSTS],
+    lambda files: [case for file in files for case in file.payload["results"].get("options", ())],
+)  # fmt: skip
+CPU_FAMILIES = Table(
+    [Column("rows x width", size), Column("family", "family"), *_COSTS, Column("model scans", "scans_mean", "{:.1f}"),
+     Column("routes", lambda case: "; ".join(f"{count} {route}" for route, count in case["routes"].items()))],
+    lambda files: [
+        {"family": f"found by a search for top {case['k']:,}" if part == "aimed" else "", "rows": 1} | case
+        for file in files for part in ("adversarial", "aimed") for case in file.payload["results"].get(part, ())
+    ],
 )  # fmt: skip
 
 
@@ -225,12 +247,14 @@ FRAMEWORKS = Table(
 
 SECTIONS = (
     Section("Blocks, pools and forced entries", ["blocks"], [BLOCKS, VERIFIED],
-            ["shapes/*/selectors/ksieve/exact", "verified?/exact"], block_figures),
+            ["shapes/*/selectors/ksieve/exact", "shapes/*/selectors/around ksieve/exact",
+             "shapes/*/selectors/around torch/exact", "verified?/exact"], block_figures),
     Section("Rows on several ranks", ["ranks", "predicted-ranks"], [WORLDS, PREDICTED, VERIFIED],
-            ["shapes/*/selectors?/pairs/exact", "shapes/*/selectors?/planned/exact", "verified?/exact",
-             "verified?/same_on_every_rank", "replays?/exact"],
-            rank_figures),
-    Section("CPU", ["cpu"], [CPU, CPU_SHORT, CPU_FACTS], ["compared/*/exact/ksieve"]),
+            ["shapes/*/selectors?/gathered?/exact", "shapes/*/selectors?/pairs/exact",
+             "shapes/*/selectors?/planned/exact", "verified?/exact", "verified?/same_on_every_rank", "replays?/exact"],
+            rank_figures, told=[WORLDS, EVERY_PREDICTED, VERIFIED]),
+    Section("CPU", ["cpu"], [CPU, CPU_SHORT, CPU_FACTS], ["compared/*/exact/ksieve"],
+            told=[CPU, CPU_SHORT, CPU_OPTIONS, CPU_FAMILIES, CPU_FACTS]),
     Section("The frameworks' own tests", ["frameworks"], [FRAMEWORKS]),
     Section("The GPU suite", ["gpu-suite"], [SUITES, HOST]),
     Section("Sanitizers", ["gpu-sanitizers"], [SANITIZERS]),
