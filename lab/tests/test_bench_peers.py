@@ -28,7 +28,7 @@ def exact(scores, lengths, k, out=None):
 
 class FlashInfer(types.ModuleType):
     def __init__(self):
-        super().__init__("flashinfer")
+        super().__init__("flashinfer.topk")
         self.algorithms = []
 
     def top_k_ragged_transform(
@@ -41,7 +41,7 @@ class FlashInfer(types.ModuleType):
 
 class SGLang(types.ModuleType):
     def __init__(self):
-        super().__init__("sglang.kernels.ops.attention.dsv4")
+        super().__init__("sglang.kernels.ops.attention.dsv4.topk")
         self.plans = 0
 
     def plan_topk_v2(self, seq_lens, static_threshold=-1, *, out=None):
@@ -63,23 +63,24 @@ class DeepSelect(types.ModuleType):
     def __init__(self):
         super().__init__("sglang.kernels.ops.attention.deep_select")
 
-    def topk(self, scores, topk, by_value=False, begin=None, end=None, indices_type=torch.int64, sorted_index=False,
+    def topk(self, scores, topk, *, begin=None, end=None, indices_type=torch.int32, sorted_index=False,
              hint=None, output_idx=None, output_idx_offset=None, idx_oob_fill_value=2147483647,
-             value_oob_fill_value=float("-inf"), return_value=True, abort_when_nan_found=True):  # fmt: skip
+             value_oob_fill_value=float("-inf"), return_value=False, abort_when_nan_found=True):  # fmt: skip
         assert begin is None and hint is None and not return_value and not abort_when_nan_found
         assert output_idx.dtype == indices_type == torch.int32
         found = exact(scores, end, topk, output_idx)
         found[found < 0] = idx_oob_fill_value
+        return None, found
 
 
 class VLLM(types.SimpleNamespace):
-    def top_k_per_row_prefill(self, logits, starts, ends, indices, rows, stride0, stride1, k):
-        assert (tuple(logits.stride()), rows) == ((stride0, stride1), len(logits)) and not starts.any()
-        exact(logits, ends, k, indices)
+    def top_k_per_row_prefill(self, logits, rowStarts, rowEnds, indices, numRows, stride0, stride1, topK):
+        assert (tuple(logits.stride()), numRows) == ((stride0, stride1), len(logits)) and not rowStarts.any()
+        exact(logits, rowEnds, topK, indices)
 
-    def top_k_per_row_decode(self, logits, next_n, seq_lens, indices, rows, stride0, stride1, k):
+    def top_k_per_row_decode(self, logits, next_n, seq_lens, indices, numRows, stride0, stride1, topK):
         assert next_n == 1
-        exact(logits, seq_lens, k, indices)
+        exact(logits, seq_lens, topK, indices)
 
     def persistent_topk(self, logits, lengths, output, workspace, k, max_seq_len):
         assert workspace.dtype == torch.uint8 and max_seq_len == int(lengths.max())
@@ -93,10 +94,19 @@ class VLLM(types.SimpleNamespace):
 @pytest.fixture
 def libraries(monkeypatch):
     """Every library, faked; the modules by name."""
-    made = {"flashinfer": FlashInfer(), "vllm._custom_ops": types.ModuleType("vllm._custom_ops")}
+    made = {"flashinfer.topk": FlashInfer(), "vllm._custom_ops": types.ModuleType("vllm._custom_ops")}
     for module in (SGLang(), DeepSelect()):
         made[module.__name__] = module
-    for name in ("sglang", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.attention", "vllm"):
+    attention = "sglang.kernels.ops.attention"
+    for name in (
+        "sglang",
+        "sglang.kernels",
+        "sglang.kernels.ops",
+        attention,
+        f"{attention}.dsv4",
+        "vllm",
+        "flashinfer",
+    ):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     for name, module in made.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -116,9 +126,9 @@ def test_every_peer_is_run_and_verified(host, libraries):
         else:
             assert facts["exact"] is True, (name, facts)
             assert facts.get("peer", False) == (name != "ksieve")
-    assert set(libraries["flashinfer"].algorithms) == {"default", "cub"}
+    assert set(libraries["flashinfer.topk"].algorithms) == {"default", "cub"}
     assert "FLASHINFER_TOPK_ALGO" not in os.environ, "the choice of a back end outlived the call"
-    assert libraries["sglang.kernels.ops.attention.dsv4"].plans > 0, "the plan is part of the work"
+    assert libraries["sglang.kernels.ops.attention.dsv4.topk"].plans > 0, "the plan is part of the work"
     assert results["over_best_peer"]["geometric_mean"] == pytest.approx(OTHER_US / 12.5)
 
 
@@ -145,10 +155,10 @@ def test_an_inexact_peer_is_shown_and_never_counts(host, libraries, monkeypatch)
 def test_stale_outputs_do_not_pass(host, libraries, monkeypatch):
     calls = []
 
-    def once(self, logits, next_n, seq_lens, indices, rows, stride0, stride1, k):
+    def once(self, logits, next_n, seq_lens, indices, numRows, stride0, stride1, topK):
         calls.append(1)
         if len(calls) % 2:  # the run before the outputs are poisoned
-            exact(logits, seq_lens, k, indices)
+            exact(logits, seq_lens, topK, indices)
 
     monkeypatch.setattr(VLLM, "top_k_per_row_decode", once)
     found = payload("gpu", shapes=SHAPES, k=K, peers="vllm decode")["results"]["shapes"][0]["selectors"]["vllm decode"]
@@ -161,16 +171,17 @@ def test_a_peer_that_breaks_stays_alone(host, libraries, monkeypatch):
 
     monkeypatch.setattr(DeepSelect, "topk", broken)
     monkeypatch.delattr(SGLang, "topk_transform_ragged_v2")
-    selectors = payload("gpu", shapes=SHAPES, k=K, peers=OTHERS)["results"]["shapes"][0]["selectors"]
+    results = payload("gpu", shapes=SHAPES, k=K, peers=OTHERS)["results"]
+    selectors, done = results["shapes"][0]["selectors"], results["peers_skipped"]
     assert "no kernel image" in selectors["deepselect"]["error"]
-    assert "no topk_transform_ragged_v2" in selectors["sglang ragged"]["unsupported"]
+    assert "has no topk_transform_ragged_v2" in done["sglang ragged"]
     assert selectors["sglang paged"]["exact"] and selectors["ksieve"]["exact"]
 
 
 def test_what_a_peer_does_not_take_is_said(host, libraries):
     done = invoke("gpu", "--shapes", "6x4096", "--k", 100)
     assert done.exit_code == 0, done.output
-    assert "6 x 4096 sglang paged: it takes k of 512, 1024 and 2048, not 100" in done.output
+    assert "6 x 4096 sglang paged: it takes float32 scores and k of 512, 1024 and 2048, not 100" in done.output
 
 
 def test_limits_of_a_peer_are_said_before_it_is_called(host, libraries):
@@ -178,7 +189,6 @@ def test_limits_of_a_peer_are_said_before_it_is_called(host, libraries):
     selectors = payload("gpu", shapes="65x4096", k=K, peers="vllm")["results"]["shapes"][0]["selectors"]
     assert selectors["vllm cooperative"]["unsupported"] == "it takes up to 64 rows, not 65"
     assert selectors["vllm persistent"]["exact"]
-    module = libraries["flashinfer"]
     for name, matrix, said in (
         ("flashinfer radix", torch.zeros(2, 4100)[:, :4096], "takes contiguous matrices only"),
         ("flashinfer cub", torch.zeros(1).expand(1, (1 << 21) + 1), "takes rows of up to 2097152 scores, not 2097153"),
@@ -186,11 +196,11 @@ def test_limits_of_a_peer_are_said_before_it_is_called(host, libraries):
         peer = next(peer for peer in peers.PEERS if peer.name == name)
         task = tasks.Task([matrix], torch.full((matrix.shape[0],), 4096, dtype=torch.int32), K)
         with pytest.raises(peers.UnsupportedError, match=said):
-            peers.contender(peer, module, task)
+            peers.contender(peer, peer.load(), task)
 
 
 def test_absent_libraries_are_named_with_the_reason(monkeypatch):
-    absent = ("flashinfer", "vllm", "sglang", "deep_select")
+    absent = ("flashinfer", "vllm", "sglang")
     for name in list(sys.modules):
         if name.partition(".")[0] in absent:
             monkeypatch.delitem(sys.modules, name)
@@ -219,4 +229,4 @@ def test_a_library_that_fails_to_load_is_no_error_of_ours(monkeypatch, tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
     _, skipped = peers.available(["flashinfer radix"])
-    assert skipped == {"flashinfer radix": "flashinfer fails to load (OSError: libcudart.so.13: cannot open)"}
+    assert skipped == {"flashinfer radix": "flashinfer.topk fails to load (OSError: libcudart.so.13: cannot open)"}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ksieve import api
-from ksieve.core.errors import ArgumentError
 from ksieve.planning.tune import tasks
 from ksieve.planning.tune.timing import Contender
 from ksieve_lab.bench import peers
@@ -69,9 +68,9 @@ def selectors(stages: Sequence[Stage], k: int, others: Sequence[str] | None) -> 
     """Ours, then every peer that can do all stages."""
     found = [_ours(stages, k)]
     loaded, skipped = peers.available(others)
-    for peer, module in loaded:
+    for peer, own in loaded:
         try:
-            found.append(_peer(peer, module, stages, k))
+            found.append(_peer(peer, own, stages, k))
         except peers.UnsupportedError as error:
             skipped[peer.name] = str(error)
     return found, skipped
@@ -137,28 +136,17 @@ def _whole(name: str, way: ways.Tiles, stages: Sequence[Stage], size: int) -> Se
     return Selector(name, lambda i: None, exact, lambda i: parts[i].fill_(tasks.POISON), whole=way.run, bytes=size)
 
 
-def _peer(peer: peers.Peer, module: Any, stages: Sequence[Stage], k: int) -> Selector:
-    # One task per stage: stages differ in rows and lengths.
-    prepared = [peer.prepare(module, tasks.Task([s.scores], s.lengths, k)) for s in stages]
+def _peer(peer: peers.Peer, own: peers.Own, stages: Sequence[Stage], k: int) -> Selector:
+    # One task per stage: stages differ in rows and lengths. Scores past a length are -inf for a selector that knows
+    # none, so that only valid ones may be chosen.
+    prepared = [peers.contender(peer, own, tasks.Task([s.scores], s.lengths, k)) for s in stages]
 
     def exact(i: int) -> bool:
-        from ksieve.checking.verify import verify
+        check = prepared[i].check
+        return check is not None and check(0)
 
-        calls = prepared[i]
-        try:
-            # Scores past a length are -inf for a selector that knows none, so that only valid ones may be chosen.
-            found = calls.indices(0)
-            return verify(
-                stages[i].scores, stages[i].lengths, found, k=k, sentinel=calls.sentinel,
-                block_bytes=tasks.VERIFY_BYTES,
-            ).ok  # fmt: skip
-        except ArgumentError:
-            return False
+    def poison(i: int) -> None:
+        if (overwrite := prepared[i].poison) is not None:
+            overwrite(0)
 
-    return Selector(
-        peer.name,
-        lambda i: prepared[i].run(0),
-        exact,
-        lambda i: prepared[i].indices(0).fill_(tasks.POISON),
-        masked=not all(c.prefix for c in prepared),
-    )
+    return Selector(peer.name, lambda i: prepared[i].run(0), exact, poison, masked=peer.call.whole)

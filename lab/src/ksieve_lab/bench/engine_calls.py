@@ -5,9 +5,15 @@ Page tables map every page to itself and offsets are 0: they are read as any oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from ksieve.adapters._operators import Operator
+from ksieve.core.errors import ArgumentError
+from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
+from ksieve.planning.tune.timing import Contender
 
 PAGE = 64
 """Positions of a page, as SGLang serves DeepSeek models."""
@@ -203,6 +209,44 @@ NOT_TIMED = {
     "flashinfer.msa_topk_select": "it selects a few blocks of each head, with scores of another layout",
 }
 """Why operators have no call here."""
+
+
+def planned(operator: Operator, made: Inputs) -> Inputs:
+    """Add SGLang's plan of the lengths where an operator reads one."""
+    if "metadata" not in operator.signatures[0]:
+        return made
+    return replace(made, metadata=importlib.import_module(operator.source).plan_topk_v2(made.lengths))
+
+
+def contender_of(
+    name: str, operator: Operator, call: Call, run: Callable[[Any, dict[str, Any]], Any], inputs: Sequence[Inputs]
+) -> Contender:
+    """Contender that calls ``run(matrix, arguments)``, whose answers are verified."""
+    from ksieve.adapters._signatures import names_of
+    from ksieve.adapters._verify import _answer
+    from ksieve.checking.verify import verify
+
+    first, arguments = names_of(operator.signatures[0])[0], [call.arguments(each) for each in inputs]
+    returned: list[Any] = [None] * len(inputs)
+
+    def select(i: int) -> None:
+        returned[i] = run(inputs[i].matrix, arguments[i])
+
+    def answer(i: int) -> Any:
+        return _answer(operator, {first: inputs[i].matrix, **arguments[i]}, returned[i])
+
+    def check(i: int) -> bool:
+        each = inputs[i]
+        try:
+            found = indices(answer(i), call)
+            return verify(
+                each.matrix, None if call.whole else each.lengths, found, k=each.k // call.expand,
+                expand=None if call.expand == 1 else call.expand, block_bytes=VERIFY_BYTES,
+            ).ok  # fmt: skip
+        except ArgumentError:
+            return False  # an output of another shape or type than was asked for
+
+    return Contender(name, select, check, lambda i: answer(i).fill_(POISON))
 
 
 def indices(answer: Any, call: Call) -> Any:

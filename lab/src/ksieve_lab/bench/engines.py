@@ -8,12 +8,12 @@ verified. What a call costs the host is timed in turns too, on a matrix so small
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from ksieve import api
@@ -21,10 +21,8 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import laws, tasks, timing
-from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
-from ksieve.planning.tune.timing import Contender
 from ksieve_lab.bench import engine_switch, runner, scores
-from ksieve_lab.bench.engine_calls import Inputs, indices
+from ksieve_lab.bench.engine_calls import Inputs, contender_of, planned
 from ksieve_lab.bench.engine_cases import LOST_BY, Case, Task, facts_of, in_order, label
 from ksieve_lab.bench.engine_switch import Replaced, line, without_folders
 from ksieve_lab.bench.runner import Facts, Live, Settings
@@ -75,7 +73,7 @@ def _first(operator: Replaced, dtype: str, k: int) -> None:
     from ksieve.adapters._calls import engine_s_own
 
     with engine_s_own(), contextlib.suppress(Exception):  # the run says so
-        made = _inputs(operator, _small(operator, dtype, k))
+        made = planned(operator.operator, _small(operator, dtype, k))
         operator.own(made.matrix, **operator.call.arguments(made))
 
 
@@ -92,14 +90,6 @@ def _where() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _inputs(operator: Replaced, made: Inputs) -> Inputs:
-    """Add SGLang's plan of the lengths where an operator reads one."""
-    if "metadata" not in operator.operator.signatures[0]:
-        return made
-    plan = importlib.import_module(operator.operator.source).plan_topk_v2(made.lengths)
-    return Inputs(made.matrix, made.lengths, made.k, plan)
 
 
 def _k(operator: Replaced, k: int) -> int:
@@ -207,11 +197,14 @@ def _measure(case: Case, k: int, made: tuple[list[Any], Any] | str, device: Devi
         return facts | {"skipped": reason}
     matrices, lengths = made
     try:
-        inputs = [_inputs(operator, Inputs(matrix, lengths, columns)) for matrix in matrices]
+        inputs = [planned(operator.operator, Inputs(matrix, lengths, columns)) for matrix in matrices]
         synchronize()
     except Exception as error:  # the engine's own plan
         return facts | _failed(error)
-    contenders = [_contender(BEFORE, operator, inputs), _contender(AFTER, operator, inputs)]
+    contenders = [
+        contender_of(name, operator.operator, operator.call, partial(_call, name, operator), inputs)
+        for name in (BEFORE, AFTER)
+    ]
     set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
     times = timing.measure(contenders, len(matrices), set_bytes, rounds=rounds)
     selectors = {t.name: t.facts() for t in times}
@@ -233,35 +226,6 @@ def _measure(case: Case, k: int, made: tuple[list[Any], Any] | str, device: Devi
 def _failed(error: Exception) -> Facts:
     """Why the engine's own plan of the lengths has no result."""
     return {"skipped": line(error)} | ({LOST_BY: BEFORE} if timing.context_lost() else {})
-
-
-def _contender(name: str, operator: Replaced, inputs: Sequence[Inputs]) -> Contender:
-    from ksieve.adapters._signatures import names_of
-    from ksieve.adapters._verify import _answer
-    from ksieve.checking.verify import verify
-
-    call, first = operator.call, names_of(operator.operator.signatures[0])[0]
-    arguments = [call.arguments(each) for each in inputs]
-    returned: list[Any] = [None] * len(inputs)
-
-    def select(i: int) -> None:
-        returned[i] = _call(name, operator, inputs[i].matrix, arguments[i])
-
-    def answer(i: int) -> Any:
-        return _answer(operator.operator, {first: inputs[i].matrix, **arguments[i]}, returned[i])
-
-    def check(i: int) -> bool:
-        each = inputs[i]
-        try:
-            found = indices(answer(i), call)
-            return verify(
-                each.matrix, None if call.whole else each.lengths, found, k=each.k // call.expand,
-                expand=None if call.expand == 1 else call.expand, block_bytes=VERIFY_BYTES,
-            ).ok  # fmt: skip
-        except ArgumentError:
-            return False  # an output of another shape or type than was asked for
-
-    return Contender(name, select, check, lambda i: answer(i).fill_(POISON))
 
 
 def _call(name: str, operator: Replaced, matrix: Any, arguments: dict[str, Any]) -> Any:
@@ -294,7 +258,7 @@ def _host(operator: Replaced, k: int) -> dict[str, Any]:
     if (reason := operator.call.refusal(HOST_ROWS, HOST_WIDTH, made.k, dtype)) is not None:
         return facts | {"skipped": reason}
     try:
-        made = _inputs(operator, made)
+        made = planned(operator.operator, made)
         synchronize()
     except Exception as error:  # the engine's own plan
         return facts | _failed(error)

@@ -63,7 +63,7 @@ class Here:
 
     device: DeviceInfo
     settings: Settings
-    loaded: Sequence[tuple[peers.Peer, Any]]
+    loaded: Sequence[tuple[peers.Peer, peers.Own]]
     law: laws.Fill
 
 
@@ -154,7 +154,7 @@ def measure_case(case: Case, here: Here) -> Facts:
 
 
 def measure_task(
-    task: Task, variants: Sequence[Variant], loaded: Sequence[tuple[peers.Peer, Any]], device: DeviceInfo, *,
+    task: Task, variants: Sequence[Variant], loaded: Sequence[tuple[peers.Peer, peers.Own]], device: DeviceInfo, *,
     rounds: int, torch_rounds: int = 0,
 ) -> Facts:  # fmt: skip
     """Time plain reads, plans and peers on one task, in rotated rounds; ``torch.topk``, which is slow, in its own.
@@ -177,12 +177,12 @@ def measure_task(
         else:
             contenders.append(tasks.selector(variant, plan, task))
     refused: dict[str, str] = {}
-    for peer, module in loaded:
+    for peer, own in loaded:
         slow = peer.name == "torch.topk"
         if slow and not torch_rounds:
             continue
         try:
-            contenders.append(peers.contender(peer, module, task, torch_rounds if slow else None))
+            contenders.append(peers.contender(peer, own, task, torch_rounds if slow else None))
         except peers.UnsupportedError as error:
             refused[peer.name] = str(error)
     read_bytes = tasks.valid_scores(task.lengths, task.width) * task.matrices[0].element_size()

@@ -1,58 +1,30 @@
 """Selectors of other libraries as contenders: used where they can be imported, skipped with a reason where not.
 
-Each adapter calls the library as an engine does, on the same tensors. Preparation that the library allows (outputs,
-page tables, workspaces) is not timed; preparation inside a call (SGLang's plan over the lengths) is. Results are
-converted to plain indices and checked by `ksieve.verify`, as those of every contender.
+Each is called as an engine calls it (`ksieve_lab.bench.engine_calls`), on the same tensors. What the library allows to
+prepare (outputs, page tables, workspaces, SGLang's plan) is not timed. Every answer is verified.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ksieve.adapters._operators import OPERATORS, Operator
 from ksieve.core.errors import ArgumentError, KsieveError
-from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES, Task
+from ksieve.planning.tune.tasks import Task
 from ksieve.planning.tune.timing import Contender
+from ksieve_lab.bench.engine_calls import CALLS, Call, Inputs, contender_of, planned
 
-PAGE = 64
-"""Tokens per page of the page tables handed to paged selectors, as SGLang serves DeepSeek models."""
+Own = tuple[Operator, Callable[..., Any]]
+"""An operator that is there, and the library's function."""
 
 
 class UnsupportedError(KsieveError):
     """A library that is there cannot do this case; the message says why."""
-
-
-def need(condition: bool, reason: str) -> None:
-    """Raise `UnsupportedError` with a reason unless the condition holds."""
-    if not condition:
-        raise UnsupportedError(reason)
-
-
-@dataclass(frozen=True)
-class Calls:
-    """How a peer is run on one task.
-
-    Attributes
-    ----------
-    run : callable
-        ``run(i)`` selects from set `i`; capturable in a CUDA graph.
-    indices : callable
-        ``indices(i)``: its output as indices of shape (rows, k).
-    sentinel : int
-        Value of unused slots.
-    prefix : bool
-        Whether it knows lengths; a selector that does not is judged on whole rows.
-    """
-
-    run: Callable[[int], None]
-    indices: Callable[[int], Any]
-    sentinel: int = -1
-    prefix: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,20 +35,31 @@ class Peer:
     ----------
     name : str
         Name in tables.
-    modules : tuple of str
-        The first of them that can be imported is handed to `prepare`.
-    prepare : callable
-        ``prepare(module, task) -> Calls``; raises `UnsupportedError`.
+    adapter : str
+        Of the operators, the first of which that is there is called.
     distribution : str
         Package whose version explains a number.
+    refuses : callable
+        Why it cannot do a task, beyond what its call says; None if it can.
+    more : mapping
+        Further arguments.
+    algorithm : str
+        Back end of FlashInfer.
     """
 
     name: str
-    modules: tuple[str, ...]
-    prepare: Callable[[Any, Task], Calls]
+    adapter: str
     distribution: str
+    refuses: Callable[[Task], str | None] = lambda task: None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    algorithm: str = ""
 
-    def load(self) -> Any:
+    @property
+    def call(self) -> Call:
+        """How it is called."""
+        return TORCH_CALL if self.adapter == TORCH.adapter else CALLS[self.adapter]
+
+    def load(self) -> Own:
         """Import the library.
 
         Raises
@@ -84,20 +67,27 @@ class Peer:
         UnsupportedError
             If it is not installed, or fails to load here.
         """
+        from ksieve.adapters import _signatures
+
         reasons, missing = [], True
-        for module in self.modules:
+        every = (TORCH, *(operator for operators in OPERATORS.values() for operator in operators))
+        for operator in dict.fromkeys(each for each in every if each.adapter == self.adapter):
             try:
-                return importlib.import_module(module)
+                importlib.import_module(operator.source)
+                if (found := _signatures.own(operator)) is not None:
+                    return operator, found
+                missing = False
+                reasons.append(f"this version of {self.distribution} has no {operator.attribute}")
             except ModuleNotFoundError as error:
-                missing &= error.name == module.partition(".")[0]
+                missing &= error.name == operator.source.partition(".")[0]
                 reasons.append(f"{error}")
             except Exception as error:  # a library that is there may fail in any way while it loads
                 missing = False
-                reasons.append(f"{module} fails to load ({type(error).__name__}: {_line(error)})")
+                reasons.append(f"{operator.source} fails to load ({type(error).__name__}: {_line(error)})")
         raise UnsupportedError(f"{self.distribution} is not installed" if missing else "; ".join(reasons))
 
 
-def contender(peer: Peer, module: Any, task: Task, rounds: int | None = None) -> Contender:
+def contender(peer: Peer, own: Own, task: Task, rounds: int | None = None) -> Contender:
     """Make a contender whose answers are verified.
 
     Raises
@@ -105,30 +95,23 @@ def contender(peer: Peer, module: Any, task: Task, rounds: int | None = None) ->
     UnsupportedError
         If the peer cannot do the task.
     """
-    from ksieve.checking.verify import verify
+    (operator, function), call = own, peer.call
+    dtype = str(task.matrices[0].dtype).removeprefix("torch.")
+    if reason := call.refusal(task.rows, task.width, task.k, dtype) or peer.refuses(task):
+        raise UnsupportedError(reason)
+
+    def run(matrix: Any, arguments: dict[str, Any]) -> Any:
+        with _algorithm(peer.algorithm):
+            return function(matrix, **arguments, **peer.more)
 
     try:
-        calls = peer.prepare(module, task)
-    except UnsupportedError:
-        raise
+        inputs = [planned(operator, Inputs(matrix, task.lengths, task.k)) for matrix in task.matrices]
+        return replace(contender_of(peer.name, operator, call, run, inputs), rounds=rounds)
     except Exception as error:  # another version of the library may have other names and arguments
         raise UnsupportedError(f"{type(error).__name__}: {_line(error)}") from error
 
-    def check(i: int) -> bool:
-        found = calls.indices(i)
-        lengths = task.lengths if calls.prefix else None
-        try:
-            verdict = verify(
-                task.matrices[i], lengths, found, k=task.k, sentinel=calls.sentinel, block_bytes=VERIFY_BYTES
-            )
-        except ArgumentError:
-            return False  # an output of another shape or type than was asked for
-        return verdict.ok
 
-    return Contender(peer.name, calls.run, check, lambda i: calls.indices(i).fill_(POISON), rounds)
-
-
-def available(names: Iterable[str] | None = None) -> tuple[list[tuple[Peer, Any]], dict[str, str]]:
+def available(names: Iterable[str] | None = None) -> tuple[list[tuple[Peer, Own]], dict[str, str]]:
     """Peers that can be loaded, and why the others cannot.
 
     Parameters
@@ -138,7 +121,7 @@ def available(names: Iterable[str] | None = None) -> tuple[list[tuple[Peer, Any]
 
     Returns
     -------
-    loaded : list of (Peer, module)
+    loaded : list of (Peer, Own)
     skipped : dict of str to str
         Reasons by name.
 
@@ -175,165 +158,80 @@ def _line(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else ""
 
 
-# ---- PyTorch ----------------------------------------------------------------------------------------------
-
-
-def _torch_topk(torch: Any, task: Task) -> Calls:
-    need(task.k <= task.width, f"k={task.k} is more than the {task.width} scores of a row")
-    outs = [(task.empty(str(m.dtype).rpartition(".")[2]), task.empty("int64")) for m in task.matrices]
-    return Calls(
-        lambda i: torch.topk(task.matrices[i], task.k, dim=1, sorted=False, out=outs[i]),
-        lambda i: outs[i][1],
-        prefix=False,
-    )
-
-
-# ---- FlashInfer -------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _algorithm(name: str) -> Iterator[None]:
     """Force a back end: FlashInfer reads the variable in every call."""
     variable = "FLASHINFER_TOPK_ALGO"
     before = os.environ.get(variable)
-    os.environ[variable] = name
+    if name:
+        os.environ[variable] = name
     try:
         yield
     finally:
-        if before is None:
+        if name and before is None:
             del os.environ[variable]
-        else:
+        elif name and before is not None:
             os.environ[variable] = before
 
 
-def _flashinfer(algorithm: str) -> Callable[[Any, Task], Calls]:
-    def prepare(flashinfer: Any, task: Task) -> Calls:
-        import torch
-
-        if algorithm == "clusters":
-            capability = torch.cuda.get_device_capability()
-            need(capability[0] == 10, f"its cluster back end needs compute capability 10, not {capability[0]}")
-        if algorithm == "cub":  # beyond its limit it would take the radix back end without a word
-            need(task.width <= 1 << 21, f"its CUB back end takes rows of up to {1 << 21} scores, not {task.width}")
-        else:
-            contiguous = all(m.is_contiguous() for m in task.matrices)
-            need(contiguous, "its radix back end takes contiguous matrices only")
-        offsets = torch.zeros_like(task.lengths)
-        # It allocates its result: the one of a graph capture stays at its place.
-        outs: list[Any] = [None] * len(task.matrices)
-
-        def run(i: int) -> None:
-            with _algorithm(algorithm):
-                outs[i] = flashinfer.top_k_ragged_transform(task.matrices[i], offsets, task.lengths, task.k)
-
-        return Calls(run, lambda i: outs[i])
-
-    return prepare
+def _contiguous(task: Task) -> str | None:
+    good = all(matrix.is_contiguous() for matrix in task.matrices)
+    return None if good else "its radix back end takes contiguous matrices only"
 
 
-# ---- SGLang -----------------------------------------------------------------------------------------------
-
-_SGLANG_V2 = ("sglang.kernels.ops.attention.dsv4", "sglang.jit_kernel.dsv4")
-
-
-def _sglang_checks(task: Task) -> None:
-    need(task.k in (512, 1024, 2048), f"it takes k of 512, 1024 and 2048, not {task.k}")
-    need(str(task.matrices[0].dtype) == "torch.float32", "it takes float32 scores only")
-
-
-def _sglang_paged(sglang: Any, task: Task) -> Calls:
+def _clusters(task: Task) -> str | None:
     import torch
 
-    _sglang_checks(task)
-    run_kernel = getattr(sglang, "topk_transform_paged_v2", None) or sglang.topk_transform_512_v2
-    pages = -(-task.width // PAGE)
-    table = torch.arange(pages, dtype=torch.int32, device=task.lengths.device).repeat(task.rows, 1)
-    outs = [task.empty() for _ in task.matrices]
-    metadata = sglang.plan_topk_v2(task.lengths)  # not timed: an engine plans once for all layers of a step
-
-    def run(i: int) -> None:
-        run_kernel(task.matrices[i], task.lengths, table, outs[i], PAGE, metadata)
-
-    return Calls(run, lambda i: outs[i])  # pages in order: a slot is its position
+    major = torch.cuda.get_device_capability()[0]
+    return f"its cluster back end needs compute capability 10, not {major}" if major != 10 else _contiguous(task)
 
 
-def _sglang_ragged(sglang: Any, task: Task) -> Calls:
-    import torch
-
-    _sglang_checks(task)
-    need(hasattr(sglang, "topk_transform_ragged_v2"), "this version has no topk_transform_ragged_v2")
-    offsets = torch.zeros_like(task.lengths)
-    outs = [task.empty() for _ in task.matrices]
-
-    def run(i: int) -> None:
-        sglang.topk_transform_ragged_v2(task.matrices[i], task.lengths, out_offsets=offsets, out_indices=outs[i])
-
-    return Calls(run, lambda i: outs[i])
+def _cub(task: Task) -> str | None:
+    # Beyond its limit it would take the radix back end without a word.
+    return f"its CUB back end takes rows of up to {1 << 21} scores, not {task.width}" if task.width > 1 << 21 else None
 
 
-def _deepselect(module: Any, task: Task) -> Calls:
-    import torch
-
-    aligned = all(m.data_ptr() % 1024 == 0 and m.stride(0) * m.element_size() % 1024 == 0 for m in task.matrices)
-    need(aligned, "it needs rows aligned to 1024 bytes")
-    need(task.k <= 4096, f"it takes k up to 4096, not {task.k}")
-    outs = [task.empty() for _ in task.matrices]
-    options: dict[str, Any] = {"indices_type": torch.int32, "idx_oob_fill_value": -1, "return_value": False}
-    if "abort_when_nan_found" in inspect.signature(module.topk).parameters:
-        options["abort_when_nan_found"] = False  # it would take the device down, and every other contender with it
-
-    def run(i: int) -> None:
-        module.topk(task.matrices[i], task.k, end=task.lengths, output_idx=outs[i], **options)
-
-    return Calls(run, lambda i: outs[i])
+def _three_ks(task: Task) -> str | None:
+    good = task.k in (512, 1024, 2048) and str(task.matrices[0].dtype) == "torch.float32"
+    return None if good else f"it takes float32 scores and k of 512, 1024 and 2048, not {task.k}"
 
 
-# ---- vLLM -------------------------------------------------------------------------------------------------
+def _deepselect(task: Task) -> str | None:
+    good = all(m.data_ptr() % 1024 == 0 and m.stride(0) * m.element_size() % 1024 == 0 for m in task.matrices)
+    return ("it needs rows aligned to 1024 bytes" if not good else
+            f"it takes k up to 4096, not {task.k}" if task.k > 4096 else None)  # fmt: skip
 
 
-_VLLM = ("vllm._custom_ops", "vllm._C")
-"""Importing either registers the operators."""
+def _cooperative(task: Task) -> str | None:
+    return "it needs rows that start at multiples of 4 scores" if task.matrices[0].stride(0) % 4 else None
 
 
-def _vllm(name: str) -> Callable[[Any, Task], Calls]:
-    def prepare(module: Any, task: Task) -> Calls:
-        import torch
-
-        operator = getattr(torch.ops._C, name, None)
-        need(operator is not None, f"this build of vllm has no {name}")
-        assert operator is not None
-        strides = tuple(task.matrices[0].stride())
-        starts, outs = torch.zeros_like(task.lengths), [task.empty() for _ in task.matrices]
-        if name == "top_k_per_row_prefill":
-            arguments: Callable[[Any, Any], tuple[Any, ...]] = lambda m, out: (  # noqa: E731
-                m, starts, task.lengths, out, task.rows, *strides, task.k,
-            )  # fmt: skip
-        elif name == "top_k_per_row_decode":
-            arguments = lambda m, out: (m, 1, task.lengths, out, task.rows, *strides, task.k)  # noqa: E731
-        else:
-            need(task.k in (512, 1024, 2048), f"it takes k of 512, 1024 and 2048, not {task.k}")
-            cooperative = name == "cooperative_topk"
-            need(not cooperative or task.rows <= 64, f"it takes up to 64 rows, not {task.rows}")
-            need(not cooperative or strides[0] % 4 == 0, "it needs rows that start at multiples of 4 scores")
-            workspace = torch.zeros(1 << 20, dtype=torch.uint8, device=task.lengths.device)
-            longest = int(task.lengths.max()) if task.rows else 0
-            arguments = lambda m, out: (m, task.lengths, out, workspace, task.k, longest)  # noqa: E731
-        return Calls(lambda i: operator(*arguments(task.matrices[i], outs[i])), lambda i: outs[i])
-
-    return prepare
+def _wide(task: Task) -> str | None:
+    return f"k={task.k} is more than the {task.width} scores of a row" if task.k > task.width else None
 
 
-PEERS: tuple[Peer, ...] = (
-    Peer("torch.topk", ("torch",), _torch_topk, "torch"),
-    Peer("flashinfer radix", ("flashinfer",), _flashinfer("default"), "flashinfer-python"),
-    Peer("flashinfer cub", ("flashinfer",), _flashinfer("cub"), "flashinfer-python"),
-    Peer("flashinfer clusters", ("flashinfer",), _flashinfer("clusters"), "flashinfer-python"),
-    Peer("sglang paged", _SGLANG_V2, _sglang_paged, "sglang"),
-    Peer("sglang ragged", _SGLANG_V2, _sglang_ragged, "sglang"),
-    Peer("deepselect", ("sglang.kernels.ops.attention.deep_select", "deep_select"), _deepselect, "sglang"),
-    Peer("vllm prefill", _VLLM, _vllm("top_k_per_row_prefill"), "vllm"),
-    Peer("vllm decode", _VLLM, _vllm("top_k_per_row_decode"), "vllm"),
-    Peer("vllm persistent", _VLLM, _vllm("persistent_topk"), "vllm"),
-    Peer("vllm cooperative", _VLLM, _vllm("cooperative_topk"), "vllm"),
+TORCH = Operator("torch:", "topk", "torch.topk", ("Tensor input",), answer=1)
+TORCH_CALL = Call(
+    lambda i: {
+        "k": i.k, "dim": 1, "sorted": False,
+        "out": (i.out().to(i.matrix.dtype), i.out().long()),
+    },
+    ("float32", "float16", "bfloat16"),
+    whole=True,
 )  # fmt: skip
+_RAGGED, _NO_ABORT = "flashinfer.top_k_ragged_transform", {"abort_when_nan_found": False}
+PEERS: tuple[Peer, ...] = (
+    Peer("torch.topk", TORCH.adapter, "torch", _wide),
+    Peer("flashinfer radix", _RAGGED, "flashinfer-python", _contiguous, algorithm="default"),
+    Peer("flashinfer cub", _RAGGED, "flashinfer-python", _cub, algorithm="cub"),
+    Peer("flashinfer clusters", _RAGGED, "flashinfer-python", _clusters, algorithm="clusters"),
+    Peer("sglang paged", "sglang.topk_transform_paged_v2", "sglang", _three_ks),
+    Peer("sglang ragged", "sglang.topk_transform_ragged_v2", "sglang", _three_ks),
+    # Without it, a NaN would take the device down, and every other contender with it.
+    Peer("deepselect", "sglang.topk", "sglang", _deepselect, _NO_ABORT),
+    Peer("vllm prefill", "vllm.top_k_per_row_prefill", "vllm"),
+    Peer("vllm decode", "vllm.top_k_per_row_decode", "vllm"),
+    Peer("vllm persistent", "vllm.persistent_topk", "vllm"),
+    Peer("vllm cooperative", "vllm.cooperative_topk", "vllm", _cooperative),
+)
 """Every peer, in the order that tables list them."""
