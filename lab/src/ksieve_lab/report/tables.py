@@ -70,7 +70,7 @@ class Section:
         Paths of answers of ksieve, each of which has to be true.
     figures : function of a payload
     page : str
-        "benchmarks", or the page of the guide that shows each file by itself.
+        "benchmarks", or the page of the guide that shows the figures of each file.
     told : sequence of Table, optional
         What the terminal shows beside the cases of one result. Default: the tables of the page.
     """

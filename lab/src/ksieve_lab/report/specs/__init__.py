@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,17 @@ def benchmarks(files: Sequence[File], folder: Path) -> str:
         for file in its:
             judge(section, file)
         parts += [f"## {section.title}", *(tabulate(table, its) for table in section.tables)] if its else []
-        drawn = next((file for file in its if figures_of(file.payload)), None)
-        for file, spec in ((drawn, spec) for spec in figures_of(drawn.payload)) if drawn else ():
+        shown = next((file for file in its if figures_of(file.payload)), None)
+        for file, spec in ((shown, spec) for spec in figures_of(shown.payload)) if shown else ():
             name = f"{file.stem}{spec.name}.svg"
             (folder / name).write_text(themed(svg_of(render(spec))), encoding="utf-8")
             parts.append(f"![{spec.heading}]({name})")
+    for title, text in (
+        ("Engines, operator by operator", engines.every(files)),
+        ("Experiments of the paper", each(files)),
+        ("Studies", _studies(files, study.study_section, study.calibration_section)),
+    ):
+        parts += [f"## {title}", text] if text else []
     return "\n\n".join(filter(None, [*parts, "## Files", tabulate(FILES, files)])) + "\n"
 
 
@@ -79,26 +85,43 @@ def readme(files: Sequence[File]) -> str:
     return "\n\n".join(parts)
 
 
-def each(files: Sequence[File]) -> str:
-    """Ablations, chains and replays, file by file, for docs/guide/evidence.md."""
-    parts = []
+def _experiments(files: Sequence[File]) -> Iterator[tuple[Section, File]]:
+    """Ablations, chains and replays."""
     for section in evidence.SECTIONS:
         for file in (file for file in files if file.payload["bench"] in section.benches):
             judge(section, file)
-            parts += [f"### {file.stem}", f"{machine(file)}; {file.link('../../')}:", fenced("text", command(file))]
-            parts += [tabulate(table, [file]) for table in section.tables]
-            parts += [f"![{spec.heading}](../figures/{file.stem}{spec.name}.svg)" for spec in figures_of(file.payload)]
+            yield section, file
+
+
+def each(files: Sequence[File]) -> str:
+    """Tables of ablations, chains and replays, file by file."""
+    parts = []
+    for section, file in _experiments(files):
+        parts += [f"### {file.stem}", f"{machine(file)}; {file.link()}:"]
+        parts += [tabulate(table, [file]) for table in section.tables]
     return "\n\n".join(filter(None, parts))
+
+
+def drawn(files: Sequence[File]) -> str:
+    """Figures of ablations, chains and replays, with the command of each file, for docs/guide/evidence.md."""
+    parts = []
+    for _, file in _experiments(files):
+        parts += [f"{file.link('../../')} ({card(file)}): `{command(file)}`"]
+        parts += [f"![{spec.heading}](../figures/{file.stem}{spec.name}.svg)" for spec in figures_of(file.payload)]
+    return "\n\n".join(parts)
+
+
+def _studies(files: Sequence[File], of_study: Callable[[File], str], of_calibration: Callable[[File], str]) -> str:
+    writers = {"study": of_study, "calibrate": of_calibration}
+    return "\n\n".join(write(f) for bench, write in writers.items() for f in files if f.payload["bench"] == bench)
 
 
 def committed(files: Sequence[File]) -> Iterator[tuple[str, str, str]]:
     """Parts of committed pages: path, name of the markers, and text."""
     yield "README.md", "benchmarks", readme(files)
-    yield "docs/guide/evidence.md", "results", each(files)
-    writers = {"study": study.study_section, "calibrate": study.calibration_section}
-    found = [write(f) for bench, write in writers.items() for f in files if f.payload["bench"] == bench]
-    yield "docs/guide/study.md", "results", "\n\n".join(found)
+    yield "docs/guide/evidence.md", "results", drawn(files)
+    yield "docs/guide/study.md", "results", _studies(files, study.answer, study.calibrated)
     for engine in engines.TITLES:
         yield f"docs/guide/{engine}.md", "operators", engines.operators(engine)
-        yield f"docs/guide/{engine}.md", "seen", engines.seen(engine, files)
-    yield "docs/guide/integrations.md", "first-calls", engines.first_calls(files)
+        yield f"docs/guide/{engine}.md", "seen", engines.gained(engine, files)
+    yield "docs/guide/integrations.md", "first-calls", engines.first_seconds(files)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ksieve.adapters._operators import OPERATORS
+from ksieve_lab.report import tables
 from ksieve_lab.report.specs.gpu import size
 from ksieve_lab.report.tables import Column, File, Section, Table, entry, find, geometric_mean, judge, machine, render
 
@@ -24,13 +25,14 @@ def _own(engine: str) -> list[Any]:
 
 
 def operators(engine: str) -> str:
-    """Table of an engine's own operators and the functions of ksieve that take their place."""
-    table = Table(
-        [Column("operator", lambda o: o.name, "`{}`"),
-         Column("in its place, of `ksieve.adapters`", lambda o: _METHODS.get(o.adapter, o.adapter), "`{}`")],
-        lambda _: _own(engine),
-    )  # fmt: skip
-    return render(table, []) + ("" if engine == "flashinfer" else "\n\nAnd those of [FlashInfer](flashinfer.md).")
+    """Table of an engine's own operators by module; the function of ksieve is named where its name differs."""
+    modules: dict[str, list[str]] = {}
+    for o in _own(engine):
+        ours = _METHODS.get(o.adapter, o.adapter).rpartition(".")[2]
+        text = f"`{o.attribute}`" + (f" (`{ours}`)" if ours != o.attribute else "")
+        modules.setdefault(o.name.removesuffix(f".{o.attribute}"), []).append(text)
+    return render(Table([Column("module", lambda of: of[0], "`{}`"),
+                         Column("operators", lambda of: ", ".join(of[1]))], lambda _: modules.items()), [])  # fmt: skip
 
 
 def short(case: Mapping[str, Any]) -> str:
@@ -73,7 +75,7 @@ def _gains(engine: str = "") -> tuple[Table, ...]:
         return (
             f"**What it gained**: the same calls before and after `install()` in one process, as CUDA graphs in turns, "
             f"medians of {payload['settings']['rounds']} rounds, every answer verified "
-            f"({_versions(payload)}; {machine(files[0])}; {files[0].link('../../')}).{told}\n\n"
+            f"({_versions(payload)}; {machine(files[0])}; {files[0].link()}).{told}\n\n"
             "Microseconds, the engine's own / ksieve's, and how many times as long the first takes:"
         )
 
@@ -114,7 +116,7 @@ CHECKS = Table(
     f"its own plugin loader, here with {_versions(files[0].payload)} "
     f"({files[0].payload['environment']['date'][:10]}, Python {files[0].payload['environment']['python']}). The "
     "engine's compiled extensions were loaded; none of its kernels ran, and ksieve served on the CPU. "
-    f"{files[0].link('../../')} has the log and every operator:",
+    f"{files[0].link()} has the log and every operator:",
 )  # fmt: skip
 
 
@@ -124,13 +126,63 @@ def seen(engine: str, files: Sequence[File]) -> str:
     parts = [render(CHECKS, [f]) for f in loaders if f.payload["settings"]["engine"] == engine]
     if engine == "flashinfer":
         names = [f.payload["settings"]["engine"] for f in loaders]
-        runs = " and ".join(f"[{TITLES[name]}'s]({name}.md#seen-and-measured)" for name in names)
+        runs = " and ".join(f"{TITLES[name]}'s" for name in names)
         parts.append(f"The runs of {runs} loaders replace and call FlashInfer's functions too.")
     for file in files:
         if any(case["engine"] == engine for case in file.payload["results"].get("shapes", ()) if "engine" in case):
             judge(MEASURED, file)
             parts += [render(table, [file]) for table in _gains(engine)]
     return "\n\n".join(filter(None, parts))
+
+
+def every(files: Sequence[File]) -> str:
+    """Every operator of every engine, and the first calls, for the page of benchmarks."""
+    found = {title: seen(engine, files) for engine, title in TITLES.items()} | {"First calls": first_calls(files)}
+    return "\n\n".join(f"### {title}\n\n{text}" for title, text in found.items() if text)
+
+
+def gained(engine: str, files: Sequence[File]) -> str:
+    """One line for each operator of an engine, for its page of the guide."""
+    parts = []
+    for file in (f for f in files if f.payload["bench"] == "engine-loaders"):
+        if file.payload["settings"]["engine"] == engine:
+            checks = file.payload["results"]["checks"]
+            parts.append(f"{sum(c['good'] for c in checks)} of {len(checks)} checks of the engine's own plugin loader "
+                         f"pass ({_versions(file.payload)}; {file.link('../../')}).")  # fmt: skip
+    for file in files:
+        its = [case for case in file.payload["results"].get("shapes", ()) if case.get("engine") == engine]
+        timed = [case for case in its if "times_faster" in case]
+        if timed:
+            judge(MEASURED, file)
+            parts.append(render(_lines(timed), [file]))
+    return "\n\n".join(parts)
+
+
+def _lines(cases: Sequence[Mapping[str, Any]]) -> Table:
+    """Every operator and dtype of an engine in a line."""
+
+    def rows(_: Sequence[File]) -> Iterable[dict[str, Any]]:
+        groups: dict[Any, list[float]] = {}
+        for case in cases:
+            groups.setdefault((short(case), case["dtype"]), []).append(case["times_faster"])
+        for (name, dtype), ratios in groups.items():
+            yield {"name": name, "dtype": dtype, "mean": geometric_mean(ratios), "least": min(ratios)}
+
+    def note(files: Sequence[File]) -> str:
+        found = [h for h in files[0].payload["results"].get("host", ()) if h["engine"] == cases[0]["engine"]]
+        us = {name: [h[name]["median_us"] for h in found if "median_us" in h.get(name, {})] for name in (BEFORE, AFTER)}
+        spans = [f"{min(of):.1f} to {max(of):.1f} us" for of in us.values() if of]
+        return (
+            f"The engine's time divided by ksieve's, as CUDA graphs, of shapes up to "
+            f"{max(case['rows'] for case in cases):,} x {max(case['width'] for case in cases):,} "
+            f"({tables.card(files[0])}; {files[0].link('../../')})."
+        ) + (f" Host time of a call: {spans[0]}, ksieve's {spans[1]}." if len(spans) == 2 else "")
+
+    return Table(
+        [Column("operator", "name", "`{}`"), Column("dtype", "dtype"), Column("geometric mean", "mean", "{:.2f}"),
+         Column("least", "least", "{:.2f}")],
+        rows, note,
+    )  # fmt: skip
 
 
 def seconds(facts: Mapping[str, Any]) -> str:
@@ -155,7 +207,7 @@ FIRST_CALLS = Table(
     ],
     lambda files: [call for file in files for calls in find(file, "results/first_calls?/calls") for call in calls],
     lambda files: "Seconds from the first call of a process until its answer is there, and in brackets the kernels "
-    f"that it compiled ({machine(files[0])}; {files[0].link('../../')}). "
+    f"that it compiled ({machine(files[0])}; {files[0].link()}). "
     f"The process has imported PyTorch and the adapter, "
     "its GPU has run something, and no other process measures. Into the cache and the bundle, "
     f"{'; '.join(map(built, files[0].payload['results']['first_calls']['builds']))}.",
@@ -200,3 +252,15 @@ SECTIONS = (MEASURED, Section("The engines' own plugin loaders", ["engine-loader
 def first_calls(files: Sequence[File]) -> str:
     """Tables of first calls in fresh processes, of every file that has some."""
     return "\n\n".join(render(FIRST_CALLS, [f]) for f in files if "first_calls" in f.payload["results"])
+
+
+def first_seconds(files: Sequence[File]) -> str:
+    """How long first calls take, for the guide."""
+    parts = []
+    for file in (file for file in files if "first_calls" in file.payload["results"]):
+        calls = file.payload["results"]["first_calls"]["calls"]
+        spans = {state: [call[state]["seconds"] for call in calls if "seconds" in call[state]] for state in STATES}
+        said = "; ".join(f"{state} {min(s):.2f} to {max(s):.2f} s" for state, s in spans.items() if s)
+        parts.append(f"First calls of {len(calls)} operators in fresh processes: {said} "
+                     f"({tables.card(file)}; {file.link('../../')}).")  # fmt: skip
+    return "\n\n".join(parts)

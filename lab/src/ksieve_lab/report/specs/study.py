@@ -145,7 +145,14 @@ def study_section(file: File) -> str:
     )  # fmt: skip
     tables = (words.verdict_table(results), words.comparison_table(results), words.policy_table(results))
     parts = [render(about, [file]), f"**{words.verdict_sentence(results)}.**", *(markdown(*table) for table in tables)]
-    return "\n\n".join([*parts, file.link("../../")])
+    return "\n\n".join([*parts, file.link()])
+
+
+def answer(file: File) -> str:
+    """The verdict on every capture, for the guide."""
+    results = file.payload["results"]
+    said = f"**{words.verdict_sentence(results)}** ({file.link('../../')})."
+    return f"{said}\n\n{markdown(*words.verdict_table(results))}"
 
 
 def _share(value: float) -> str:
@@ -162,10 +169,7 @@ _QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 def calibration_section(file: File) -> str:
     """The policy of a calibration, and its predictions set against held-back rows."""
-    results, settings = file.payload["results"], file.payload["settings"]
-    chosen, ordinary = results["chosen"], results["default"]
-    rescue = f", rescue {chosen['rescue_margin']:.2f} K" if chosen["rescue_margin"] is not None else ""
-    other = f"; the planner's own {ordinary['policy']}: {ordinary['row_ns']:,.1f} ns" if ordinary else ""
+    results, chosen = file.payload["results"], file.payload["results"]["chosen"]
     table = Table(
         [
             Column("", lambda name: _QUANTITIES[name][0]),
@@ -176,8 +180,23 @@ def calibration_section(file: File) -> str:
             Column("as predicted", lambda name: "yes" if results["came_true"][name] else "**no**"),
         ],
         lambda _: [name for name in _QUANTITIES if name != "p_band" or chosen["rescue_margin"] is not None],
-        f"`{' '.join(settings['captures'])}`, K = {settings['k']:,}, costs of {settings['cost']}: "
-        f"**{chosen['policy']}**, margin {chosen['margin']:.2f} K{rescue}, {chosen['row_ns']:,.1f} ns a row by the "
-        f"model{other}.",
+        _chosen(file),
     )  # fmt: skip
-    return f"{render(table, [file])}\n\n{file.link('../../')}"
+    return f"{render(table, [file])}\n\n{file.link()}"
+
+
+def _chosen(file: File) -> str:
+    results, settings = file.payload["results"], file.payload["settings"]
+    chosen, ordinary = results["chosen"], results["default"]
+    rescue = f", rescue {chosen['rescue_margin']:.2f} K" if chosen["rescue_margin"] is not None else ""
+    other = f"; the planner's own {ordinary['policy']}: {ordinary['row_ns']:,.1f} ns" if ordinary else ""
+    return (f"`{' '.join(settings['captures'])}`, K = {settings['k']:,}, costs of {settings['cost']}: "
+            f"**{chosen['policy']}**, margin {chosen['margin']:.2f} K{rescue}, {chosen['row_ns']:,.1f} ns a row by the "
+            f"model{other}.")  # fmt: skip
+
+
+def calibrated(file: File) -> str:
+    """The policy of a calibration, and whether its predictions held, for the guide."""
+    held = file.payload["results"]["came_true"].values()
+    return (f"{_chosen(file)} {sum(held)} of {len(held)} quantities were as predicted on held-back rows "
+            f"({file.link('../../')}).")  # fmt: skip
