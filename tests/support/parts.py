@@ -22,8 +22,8 @@ NEEDS_EXTRA = re.compile(
 )
 """Of a file that is no part of `make test`: it skips itself without an extra, or its mark says so."""
 
-RUNS_PROGRAM = re.compile(r'ksieve\.cli\b|ksieve_lab\.(?!oracle|captures)|-m(?:", ")? ?ksieve|find_spec')
-EXTRA = re.compile(r"torch|jax|cupy|triton|cuda[._]|nvrtc|matplotlib|importorskip|which\(")
+RUNS_PROGRAM = re.compile(r'cli\.app\b|-m(?:", ")? ?ksieve|find_spec')
+EXTRA = re.compile(r"torch|jax|cupy|triton|test_cuda|cuda\.(core|bindings)|nvrtc|matplotlib|importorskip|which\(")
 
 LEFT = pytest.StashKey[Counter[tuple[str, str]]]()
 """Numbers of the tests and files that a run leaves out, by why it does."""
