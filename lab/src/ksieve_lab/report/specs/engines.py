@@ -147,8 +147,9 @@ def gained(engine: str, files: Sequence[File]) -> str:
     for file in (f for f in files if f.payload["bench"] == "engine-loaders"):
         if file.payload["settings"]["engine"] == engine:
             checks = file.payload["results"]["checks"]
-            parts.append(f"{sum(c['good'] for c in checks)} of {len(checks)} checks of the engine's own plugin loader "
-                         f"pass ({_versions(file.payload)}; {file.link('../../')}).")  # fmt: skip
+            version = _versions(file.payload).partition(",")[0]
+            parts.append(f"{sum(c['good'] for c in checks)} of {len(checks)} checks of the engine's plugin loader pass "
+                         f"({version}; {file.link('../../')}).")  # fmt: skip
     for file in files:
         its = [case for case in file.payload["results"].get("shapes", ()) if case.get("engine") == engine]
         timed = [case for case in its if "times_faster" in case]
@@ -173,7 +174,7 @@ def _lines(cases: Sequence[Mapping[str, Any]]) -> Table:
         us = {name: [h[name]["median_us"] for h in found if "median_us" in h.get(name, {})] for name in (BEFORE, AFTER)}
         spans = [f"{min(of):.1f} to {max(of):.1f} us" for of in us.values() if of]
         return (
-            f"The engine's time divided by ksieve's, as CUDA graphs, of shapes up to "
+            f"The engine's time divided by ksieve's, in CUDA graphs up to "
             f"{max(case['rows'] for case in cases):,} x {max(case['width'] for case in cases):,} "
             f"({tables.card(files[0])}; {files[0].link('../../')})."
         ) + (f" Host time of a call: {spans[0]}, ksieve's {spans[1]}." if len(spans) == 2 else "")
