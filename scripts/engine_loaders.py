@@ -24,6 +24,7 @@ import re
 import subprocess
 import sys
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,10 @@ def printed(result: dict[str, Any]) -> str:
     lines = [f"{result['engine']}: {versions or 'not installed'}", f"  driver: {result['driver']}"]
     lines += [f"  {'ok' if c['good'] else 'FAILED'}  {c['check']}: {c['detail']}" for c in result["checks"]]
     lines += [f"    {line}" for line in result["log"].get("on", [])]
-    for each in result.get("operators", []):
-        call = {True: "ksieve", False: "engine"}.get(each.get("served_by_ksieve"), "-")
-        states = {name: each.get(name, "-") for name in ("off", "on", "compiled")} | {"served by": call}
-        states["uninstalled"] = result["uninstalled"].get(each["operator"], "-")
-        lines.append(f"  {each['operator']}: {', '.join(f'{name} {state}' for name, state in states.items())}")
+    found = result["cases"].get("on", {"operators": {}, "served": {}})
+    for name, who in found["operators"].items():
+        call = found["served"].get(name, {"compiled": "not called"})
+        lines.append(f"  {name}: {who}, compiled: {call['compiled']}")
     return "\n".join([*lines, ""])
 
 
@@ -123,7 +123,7 @@ def build(work: Path) -> Path:
 def run(name: str, work: Path, wheel: Path) -> dict[str, Any]:
     """Install an engine and examine it; what cannot be installed is a failed check."""
     python = work / name / "bin" / "python"
-    result: dict[str, Any] = {"engine": name, "versions": {}, "driver": None, "log": {}, "uninstalled": {}}
+    result: dict[str, Any] = {"engine": name, "versions": {}, "driver": None, "log": {}, "cases": {}}
     try:
         install(name, python, wheel)
         result["driver"], environment = stand_ins(name, work)
@@ -156,19 +156,18 @@ def install(name: str, python: Path, wheel: Path) -> None:
 
 def pip(python: Path, *wheels: str) -> None:
     """Install wheels."""
-    command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wheels]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    output(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *wheels)
 
 
-def output(*command: str | Path, **variables: str) -> str:
+def output(*command: str | Path) -> str:
     """Return what a command prints."""
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=clean() | variables)
-    return done.stdout
+    return started(command, {}, check=True).stdout
 
 
-def clean() -> dict[str, str]:
-    """Return the environment without this tree's modules, so that the installed ksieve is the one that runs."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def started(command: Sequence[str | Path], variables: dict[str, str], check: bool = False) -> Any:
+    """Run a command without this tree's modules, so that the installed ksieve is the one that runs."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    return subprocess.run(command, check=check, capture_output=True, text=True, env=environment)
 
 
 def stand_ins(name: str, work: Path) -> tuple[str, dict[str, str]]:
@@ -201,31 +200,24 @@ def stand_ins(name: str, work: Path) -> tuple[str, dict[str, str]]:
 
 def examine(name: str, python: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Run the probe's cases and `ksieve doctor`; each gives checks."""
-    variable = ENGINES[name].variable
+    environment = environment | {ENGINES[name].variable: "1"}
     cases, log, checks = {}, {}, []
     for case in CASES:
-        done = subprocess.run(
-            [str(python), __file__, name, "--probe", case], capture_output=True, text=True, check=False,
-            env=clean() | environment | {variable: "1"},
-        )  # fmt: skip
+        done = started([python, __file__, name, "--probe", case], environment)
         log[case] = [line for line in done.stderr.splitlines() if "ksieve" in line and not line.startswith(" ")]
         if done.returncode:
             checks.append(check(f"{case}: runs", False, done.stderr.strip().splitlines()[-1]))
             continue
         cases[case] = json.loads(done.stdout.splitlines()[-1])
         checks += checks_of(case, cases[case])
-    doctor = subprocess.run(
-        [str(python.with_name("ksieve")), "doctor", "--for", name, "--json"], capture_output=True, text=True,
-        check=False, env=clean() | environment | {variable: "1"},
-    )  # fmt: skip
+    doctor = started([python.with_name("ksieve"), "doctor", "--for", name, "--json"], environment)
     said = json.loads(doctor.stdout)["engines"][0] if doctor.stdout else {"operators": [], "versions": {}, "on": False}
     fitting = [finding for finding in said["operators"] if finding["fits"] and finding["found"]]
     absent = [finding["operator"] for finding in said["operators"] if finding["found"] is None]
     detail = f"{len(fitting)} signatures fit" + (f"; not in this version: {', '.join(absent)}" if absent else "")
     checks.append(check("doctor --for: every signature is known", doctor.returncode == 0 and said["on"], detail))
     versions = said["versions"] | {"torch": output(python, "-c", "import torch; print(torch.__version__)").strip()}
-    found = {"versions": versions, "log": log, "operators": together(cases), "checks": checks}
-    return found | {"uninstalled": cases.get("late", {}).get("after", {})}
+    return {"versions": versions, "log": log, "cases": cases, "checks": checks}
 
 
 def check(what: str, good: bool, detail: str) -> dict[str, Any]:
@@ -233,19 +225,11 @@ def check(what: str, good: bool, detail: str) -> dict[str, Any]:
     return {"check": what, "good": good, "detail": detail}
 
 
-def _count(found: dict[str, str], who: str) -> str:
-    return f"{sum(value == who for value in found.values())} of {sum(value != 'absent' for value in found.values())}"
-
-
-def _all(found: dict[str, str], who: str) -> bool:
-    present = [value for value in found.values() if value != "absent"]
-    return bool(present) and all(value == who for value in present)
-
-
 def checks_of(case: str, found: dict[str, Any]) -> list[dict[str, Any]]:
     """Say what a case shows."""
-    owners = found["operators"]
-    replaced = _all(owners, "ksieve")
+    present = [who for who in found["operators"].values() if who != "absent"]
+    mine = present.count("ksieve")
+    replaced = 0 < mine == len(present)
     if case == "late":
         restored = not found["not_restored"] and found["after"] == found["before"]
         left = f"left: {', '.join(found['not_restored'])}" if found["not_restored"] else "the same objects as before"
@@ -258,19 +242,9 @@ def checks_of(case: str, found: dict[str, Any]) -> list[dict[str, Any]]:
     faults = "; ".join(f"{name}: {each['compiled']}" for name, each in served.items() if name not in traced)
     of = f"of {len(served)} operators"
     return [
-        check("loader, then imports: replaced", replaced, f"{_count(owners, 'ksieve')} operators"),
+        check("loader, then imports: replaced", replaced, f"{mine} of {len(present)} operators"),
         check("calls reach ksieve", ran == list(served), f"{len(ran)} {of}, on the CPU"),
         check("torch.compile, full graph", traced == list(served), f"{len(traced)} {of} {faults}"),
-    ]
-
-
-def together(cases: dict[str, Any]) -> list[dict[str, Any]]:
-    """Put together what the cases say of each operator."""
-    on, late = (cases.get(case, {}) for case in ("on", "late"))
-    served, before, last = on.get("served", {}), late.get("before", {}), late.get("operators", {})
-    return [
-        {"operator": name, "off": before.get(name), "on": who, "late": last.get(name), **served.get(name, {})}
-        for name, who in on.get("operators", {}).items()
     ]
 
 
