@@ -20,7 +20,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ksieve.core.errors import ArgumentError
 from ksieve.streaming.candidates import Candidates
 from ksieve.streaming.triton_epilogue import keep
 
@@ -145,17 +144,10 @@ def mqa_logits(
     -------
     torch.Tensor
         `out`, or a new matrix with rows that start at multiples of 16 bytes.
-
-    Raises
-    ------
-    ArgumentError
     """
-    queries, count = _check_factors(q, keys, weights, lengths, key_scale)
     if out is None:
+        queries, count = len(q), len(keys)
         out = torch.empty(queries, -(-count // 4) * 4, dtype=torch.float32, device=q.device)[:, :count]
-    if out.shape != (queries, count) or out.dtype != torch.float32 or out.device != q.device or out.stride(1) != 1:
-        got = f"{out.dtype} of shape {tuple(out.shape)} and strides {out.stride()} on {out.device}"
-        raise ArgumentError("out", got, f"float32 of shape ({queries}, {count}), last stride 1, on {q.device}")
     _launch(q, keys, weights, lengths, key_scale, out, None, masked, tile)
     return out
 
@@ -167,28 +159,7 @@ def mqa_candidates(
 
     Arguments are those of `mqa_logits`; `into` has a row for each query and float32 scores, and larger ones are better.
     """
-    queries, count = _check_factors(q, keys, weights, lengths, key_scale)
-    takes = f"float32 scores of {queries} rows of {count} on {q.device}"
-    got = f"{into.scores.dtype} scores of {len(into.scores)} rows of {into.width} on {into.scores.device}"
-    if got != f"torch.{takes}":
-        raise ArgumentError("into", got, takes)
     _launch(q, keys, weights, lengths, key_scale, into.scores, into, False, tile)
-
-
-def _check_factors(q: Any, keys: Any, weights: Any, lengths: Any, key_scale: Any) -> tuple[int, int]:
-    """Check the factors of `mqa_logits`; numbers of queries and keys."""
-    queries, heads, dim = _check(q, "q", torch.float8_e4m3fn, (None, None, None), q.device)
-    (count, _) = _check(keys, "keys", torch.float8_e4m3fn, (None, dim), q.device)
-    _check(weights, "weights", torch.float32, (queries, heads), q.device)
-    _check(lengths, "lengths", torch.int32, (queries,), q.device)
-    if key_scale is not None:
-        _check(key_scale, "key_scale", torch.float32, (count,), q.device)
-    for name, value, least in (("heads", heads, 1), ("dim", dim, 32)):
-        if value < least or value & (value - 1):
-            raise ArgumentError("q", f"{name} {value}", f"{name} a power of two of at least {least}")
-    if count >= 1 << 31:
-        raise ArgumentError("keys", f"{count} keys", "fewer than 2**31")
-    return queries, count
 
 
 def _launch(
@@ -206,15 +177,3 @@ def _launch(
         HEADS=heads, DIM=dim, QUERIES=tile.queries, KEYS=tile.keys, STAGES=tile.stages,
         SCALED=key_scale is not None, MASKED=masked, LISTED=into is not None, num_warps=tile.warps,
     )  # fmt: skip
-
-
-def _check(array: Any, name: str, dtype: Any, shape: tuple[int | None, ...], device: Any) -> tuple[int, ...]:
-    got = tuple(array.shape)
-    fits = len(got) == len(shape) and all(want in (None, have) for want, have in zip(shape, got, strict=True))
-    if array.dtype != dtype or not fits or not array.is_contiguous() or array.device != device:
-        words = ", ".join("any" if want is None else str(want) for want in shape)
-        contiguous = "" if array.is_contiguous() else ", not contiguous"
-        raise ArgumentError(
-            name, f"{array.dtype} of shape {got} on {array.device}{contiguous}", f"{dtype} ({words}) on {device}"
-        )
-    return got
