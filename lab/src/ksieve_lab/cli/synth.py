@@ -11,13 +11,17 @@ from ksieve.cli.options import Dtype, choice, count, flag, words
 from ksieve_lab.cli.captures import Target, describe
 from ksieve_lab.workloads.lengths import LENGTHS
 from ksieve_lab.workloads.producers import PRODUCERS, write_synthetic
+from ksieve_lab.workloads.rowwise import line_of
 
 
 def _print_producers(wanted: bool) -> None:
     if wanted:
-        for title, entries in (("producers", PRODUCERS), ("lengths", LENGTHS)):
+        for title, lines in (
+            ("producers", {name: each.description for name, each in PRODUCERS.items()}),
+            ("lengths", {name: line_of(make) for name, make in LENGTHS.items()}),
+        ):
             terminal.say(title, style="bold")
-            terminal.facts(((entry.name, entry.description) for entry in entries.values()), indent=2)
+            terminal.facts(lines, indent=2)
         raise typer.Exit
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ksieve.core.keys import BIN_CUTOFF_KEY, score_of_key
 from ksieve.core.policy import PAPER_128, SamplingPolicy, resolve_policy
 from ksieve.planning.cpu import default_policy
-from ksieve_lab.workloads.rowwise import F32, Producer, by_rows
+from ksieve_lab.workloads.rowwise import F32, Producer
 
 RNG = np.random.Generator
 
@@ -228,33 +228,13 @@ def _random_bits(rng: RNG, width: int, row: int, k: int) -> F32:
     return rng.integers(0, 1 << 32, width, dtype=np.uint32).view(np.float32)
 
 
-_FAMILIES = (
-    (_all_equal, "every score the same"),
-    (_two_values, "two values; rank k among the lower, or among the higher"),
-    (_huge_ties, "one value repeated 100,000 times at rank k"),
-    (_signed_zeros, "-0 and +0 mixed at rank k"),
-    (_one_coarse_bin, "scores that differ only below float16 resolution"),
-    (_rounds_to_zero, "100 octaves that all round to zero in float16"),
-    (_above_half_range, "scores that all round to infinity in float16"),
-    (_fp16_midpoints, "coarse-bin cutoffs and their float32 neighbours"),
-    (_ascending, "sorted, ascending"),
-    (_descending, "sorted, descending"),
-    (_one_cluster, "the top k side by side"),
-    (_stride_peak, "top scores in one class, with the period of the policy's view"),
-    (_stride_hole, "small scores in one class, with the period of the policy's view"),
-    (_view_peak, "top scores only where the sampling policy looks"),
-    (_view_hole, "small scores only where the sampling policy looks"),
-    (_equal_blocks, "the best score of every block of 8 the same"),
-    (_one_block, "one block of 128 holds all scores, the others -inf"),
-    (_forced_best, "the first and the last block of 128 are the best"),
-    (_forced_worst, "the first and the last block of 128 are -inf, or NaN"),
-    (_descending_subnormals, "consecutive float32 subnormals, descending through zero"),
-    (_infinities, "+inf and -inf mixtures; rank k finite, +inf or -inf"),
-    (_nan_sprinkled, "NaN of any sign and payload; few, or all but k/2 scores"),
-    (_random_bits, "uniformly random bit patterns"),
-)
-
 ADVERSARIAL = tuple(
-    Producer(make.__name__.lstrip("_"), description, by_rows(make), adversarial=True) for make, description in _FAMILIES
-)
+    Producer(make_row, adversarial=True)
+    for make_row in (
+        _all_equal, _two_values, _huge_ties, _signed_zeros, _one_coarse_bin, _rounds_to_zero, _above_half_range,
+        _fp16_midpoints, _ascending, _descending, _one_cluster, _stride_peak, _stride_hole, _view_peak, _view_hole,
+        _equal_blocks, _one_block, _forced_best, _forced_worst, _descending_subnormals, _infinities, _nan_sprinkled,
+        _random_bits,
+    )
+)  # fmt: skip
 """Producers meant to break a selector."""

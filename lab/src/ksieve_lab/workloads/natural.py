@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core.errors import ArgumentError
-from ksieve_lab.workloads.rowwise import F32, Producer, by_rows
+from ksieve_lab.workloads.rowwise import F32, Producer
 
 
 def _random_normal(rng: np.random.Generator, width: int, row: int, k: int) -> F32:
@@ -180,16 +180,11 @@ def _ends(width: int, reach: float = 0.04) -> NDArray[np.float64]:
     return ends
 
 
-NATURAL = (
-    Producer("random_normal", "independent normal scores, position-exchangeable", by_rows(_random_normal)),
-    Producer(
-        "endpoint_structured", "sink and recency: end deciles hold 52-74 % of the top k", by_rows(_endpoint_structured)
-    ),
-    Producer("smooth_structured", "sink and recency, and neighbouring scores alike", by_rows(_smooth_structured)),
-    Producer("relu_plateau", "k/2 positive scores, then exact zeros: rank k is a zero", by_rows(_relu_plateau)),
-    Producer("heavy_tailed", "Cauchy scores, some beyond float16", by_rows(_heavy_tailed)),
-    Producer("v41_blocks", "DeepSeek-V4.1: sink and recency, scores of a block of 8 alike", by_rows(_v41_blocks)),
-    Producer("glm_pools", "GLM-5.3 and Qwen3.8: a score for each pool of 4, many zero", by_rows(_glm_pools)),
-    Producer("msa_blocks", "MiniMax-M3: few scores of a block of 128 decide its best", by_rows(_msa_blocks)),
-)
+NATURAL = tuple(
+    Producer(make_row)
+    for make_row in (
+        _random_normal, _endpoint_structured, _smooth_structured, _relu_plateau, _heavy_tailed, _v41_blocks, _glm_pools,
+        _msa_blocks,
+    )
+)  # fmt: skip
 """Producers that resemble the rows of a serving system."""

@@ -1,4 +1,4 @@
-"""Interface of producers of synthetic scores, and their construction from a function of one row.
+"""Producers of synthetic scores, each made from a function of one row.
 
 Every producer is ``f(rows, width, *, seed=0, first_row=0, k=2048, **options) -> float32 (rows, width)``. Row r is
 a function of ``(seed, first_row + r)``, the width and the options alone, so a matrix can be made in blocks.
@@ -27,49 +27,49 @@ def row_generator(seed: int, row: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, row], dtype=np.uint64)))
 
 
-def by_rows(make_row: Callable[..., Any]) -> Callable[..., F32]:
-    """Turn ``make_row(rng, width, row, k, **options) -> (width,)`` into a producer of matrices."""
-    signature = inspect.signature(make_row)
-    own = [name for name, p in signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-
-    def produce(rows: int, width: int, *, seed: int = 0, first_row: int = 0, k: int = 2048, **options: Any) -> F32:
-        for name, value in (("rows", rows), ("width", width), ("seed", seed), ("first_row", first_row), ("k", k)):
-            if not problem.is_int(value) or not 0 <= value < 1 << 63:
-                raise ArgumentError(name, repr(value), "an int from 0 to 2**63 - 1")
-        for name in options.keys() - set(own):
-            raise ArgumentError("options", name, " or ".join(own) if own else "nothing for this producer")
-        out = np.empty((rows, width), dtype=np.float32)
-        for r in range(rows):
-            out[r] = make_row(row_generator(seed, first_row + r), int(width), first_row + r, int(k), **options)
-        return out
-
-    produce.__doc__ = make_row.__doc__
-    produce.__name__ = make_row.__name__.lstrip("_")
-    return produce
+def line_of(make: Callable[..., Any]) -> str:
+    """First line of a function's documentation, for listings."""
+    return (make.__doc__ or "").partition("\n")[0].rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """A named family of synthetic scores.
+    """A family of synthetic scores.
 
     Attributes
     ----------
-    name : str
-    description : str
-        One line for listings.
-    make : callable
-        ``make(rows, width, *, seed=0, first_row=0, k=2048, **options)``.
+    make_row : callable
+        ``make_row(rng, width, row, k, **options) -> (width,)``. Its name and the first line of its documentation are
+        the producer's.
     adversarial : bool
         Whether the family is designed to break selectors, not to resemble real scores.
     """
 
-    name: str
-    description: str
-    make: Callable[..., F32]
+    make_row: Callable[..., Any]
     adversarial: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name in tables and on the command line."""
+        return self.make_row.__name__.lstrip("_")
+
+    @property
+    def description(self) -> str:
+        """One line for listings."""
+        return line_of(self.make_row)
 
     def __call__(
         self, rows: int, width: int, *, seed: int = 0, first_row: int = 0, k: int = 2048, **options: Any
     ) -> F32:
         """Make the scores of rows ``first_row`` to ``first_row + rows``: float32 of shape (rows, width)."""
-        return self.make(rows, width, seed=seed, first_row=first_row, k=k, **options)
+        for name, value in (("rows", rows), ("width", width), ("seed", seed), ("first_row", first_row), ("k", k)):
+            if not problem.is_int(value) or not 0 <= value < 1 << 63:
+                raise ArgumentError(name, repr(value), "an int from 0 to 2**63 - 1")
+        parameters = inspect.signature(self.make_row).parameters.values()
+        own = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+        for name in options.keys() - set(own):
+            raise ArgumentError("options", name, " or ".join(own) if own else "nothing for this producer")
+        out = np.empty((rows, width), dtype=np.float32)
+        for r in range(rows):
+            out[r] = self.make_row(row_generator(seed, first_row + r), int(width), first_row + r, int(k), **options)
+        return out
