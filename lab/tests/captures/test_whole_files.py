@@ -68,23 +68,6 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, name):
     assert names(tmp_path) == [name]
 
 
-@writers
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_an_interrupt_while_bytes_are_written_leaves_the_old_file(tmp_path, monkeypatch, name, raised):
-    path = tmp_path / name
-    path.write_text("what was there")
-
-    def write(self, data):
-        raise raised
-
-    monkeypatch.setattr(atomic._Raw, "write", write)
-    with pytest.raises(raised) as caught:
-        WRITERS[name](path)
-    # The exception is still there, and with it all objects that its frames refer to.
-    assert caught.value is not None and names(tmp_path) == [name]
-    assert path.read_text() == "what was there"
-
-
 @pytest.mark.parametrize("at", ["close", "unlink"])
 def test_a_second_interrupt_during_the_cleaning_leaves_no_draft(tmp_path, monkeypatch, at):
     interrupted, unlink = [], Path.unlink
@@ -165,14 +148,6 @@ def test_a_new_file_has_the_mode_of_the_umask(tmp_path, name):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640
-
-
-@writers
-def test_a_folder_is_no_file(tmp_path, name):
-    (tmp_path / name).mkdir()
-    with pytest.raises(ArgumentError, match=r"path: got .*a folder"):
-        WRITERS[name](tmp_path / name)
-    assert names(tmp_path) == [name] and not names(tmp_path / name)
 
 
 def test_two_writers_of_one_path_publish_their_own(tmp_path):
