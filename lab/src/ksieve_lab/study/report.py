@@ -9,7 +9,6 @@ from typing import Any
 from ksieve_lab.report import figures
 from ksieve_lab.report.specs.study import FIGURES
 from ksieve_lab.study import words
-from ksieve_lab.study.compare import PAPER_K
 from ksieve_lab.study.verdict import HOLDS
 
 EXPLANATIONS = {
@@ -127,7 +126,7 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
             [(_named(c), f"{c['studied']:,} of {c['rows']:,}", _lengths(c["lengths"]), c["dtype"]) for c in captures],
         ),
         f"<p>K = {results['k']:,}. Ranks are exact: every valid score of a studied row was compared."
-        f"{_PAPER if results['k'] == PAPER_K else ''}</p>",
+        f"{_PAPER if results['k'] == words.PAPER_K else ''}</p>",
         '<h2 id="every-policy">Every named policy</h2>',
         f"<p>{escape(EVERY_POLICY)}</p>",
         _table(*words.policy_table(results)),

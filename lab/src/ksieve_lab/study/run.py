@@ -13,7 +13,6 @@ from ksieve.core.problem import check_k
 from ksieve.planning.devices import resolve_device
 from ksieve_lab.bench import record
 from ksieve_lab.captures.format import BLOCK_BYTES, Capture
-from ksieve_lab.study.compare import compare
 from ksieve_lab.study.measure import pooled_ranks, study_capture
 from ksieve_lab.study.ranked import DEVICES, require_cuda
 from ksieve_lab.study.rows import ROWS, eligible_rows
@@ -138,7 +137,6 @@ def study(
         "captures": found,
         "pooled": pooled_ranks(studies),
     }
-    results["comparison"] = [line.plain() for line in compare(results)]
     settings = {
         "captures": [capture.path.name for capture in captures],
         "k": slots,

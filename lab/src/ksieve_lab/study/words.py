@@ -1,15 +1,26 @@
-"""Text of a study's numbers, shared by terminal, report and documentation."""
+"""Text of a study's numbers, shared by terminal, report and documentation.
+
+The paper's figures are those of its section "Empirical Observations": three captures of Hy4-Preview indexer scores,
+K = 2048, 4,096 rows each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ksieve_lab.study.compare import BEYOND, PAPER_K, Line, Value, all_tied, compare
-from ksieve_lab.study.tally import MOST, rank_text
+from ksieve_lab.study.tally import rank_text
 from ksieve_lab.study.verdict import NO, YES
 
+PAPER_K = 2048
+"""The k of the paper's captures: at another one its figures mean nothing."""
+
+TIED, SHORT, BEYOND = "tied", "rows too short", "beyond the ranks resolved"
+"""Why a figure is missing: rows are tied at rank k, have too few scores, or ranks past `tally.MOST`."""
+
 Results = Mapping[str, Any]
+Capture = Mapping[str, Any]
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """Column names, and rows of cells; empty cells have no value."""
 
@@ -62,19 +73,98 @@ def policy_table(results: Results) -> Table:
 
 def comparison_table(results: Results, figure: str | None = None) -> Table:
     """The quantities of one figure or of all, with the paper's column at the paper's own k."""
-    lines = [line for line in compare(dict(results)) if figure in (None, line.figure)]
-    paper = results["k"] == PAPER_K
-    columns = (
-        "",
-        *(["the paper found"] if paper else []),
-        "theory predicts",
-        *(c["name"] for c in results["captures"]),
-    )
+    captures = results["captures"]
+    paper_too = results["k"] == PAPER_K
+    columns = ("", *(["the paper found"] if paper_too else []), "theory predicts", *(c["name"] for c in captures))
     rows = [
-        (line.quantity, *([_value(line, line.paper)] if paper else []), _value(line, line.predicted), *_here(line))
-        for line in lines
+        (quantity, *([paper] if paper_too else []), predicted, *here)
+        for of, quantity, paper, predicted, here in _compared(captures)
+        if figure in (None, of)
     ]
     return columns, rows
+
+
+def _compared(captures: Sequence[Capture]) -> Iterator[tuple[str, str, str, str, list[str]]]:
+    """Figure, quantity, the paper's value, the one by theory, and that of each capture."""
+    first = captures[0]["tail"]
+    gaps = [float(gap) for gap in first["gaps"]]
+    for eps, quantile, paper in ((100, "median", 1.03), (100, "p95", 1.15), (500, "median", 1.18), (500, "p95", 2.02)):
+        at = gaps.index(eps)
+        name = "median" if quantile == "median" else "95th percentile"
+        here = [rank_text(c["tail"][quantile][at]) if c["tail"]["rows"] else TIED for c in captures]
+        predicted = rank_text(first["predicted"][quantile][at])
+        yield "tail", f"C({eps}) / K, {name}", rank_text(paper), predicted, here
+    yield "tail", "rows tied at rank K", "", "", [f"{c['tail']['tied']:,} of {c['studied']:,}" for c in captures]
+    for text, least, most, worst in (
+        ("median rank against request, views 1/16 to 1/64", 16, 64, "within 1.3 %"),
+        ("median rank against request, view 1/256", 256, 256, "within 5.0 %"),
+    ):
+        yield "ranks", text, worst, "", [_worst_median(c, least, most) for c in captures]
+    for stride, span, error in ((64, "1.23 to 1.77", "0.32"), (128, "1.09 to 1.92", "0.50")):
+        spans = [_of_ranks(c, stride, lambda e: f"{rank_text(e['p05'])} to {rank_text(e['p95'])}") for c in captures]
+        yield "ranks", f"1/{stride} at 1.5 K: 5 to 95 % of ranks / K", span, "", spans
+        errors = [_of_ranks(c, stride, lambda e: rank_text(e["error_p95"])) for c in captures]
+        yield "ranks", f"1/{stride} at 1.5 K: 95 % of errors within, / K", error, "", errors
+    expected = _entry(captures[0], 128)["exchangeable_below_k"]
+    predicted = f"{100 * expected:.2f} %" if _finite(expected) else ""
+    below = [_of_ranks(c, 128, lambda e: f"{100 * e['below_k']:.2f} %") for c in captures]
+    yield "ranks", "1/128 at 1.5 K: phases below K", "under 0.9 %", predicted, below
+    ends = [f"{100 * c['deciles']['ends']['median']:.0f} %" if c["deciles"]["rows"] else TIED for c in captures]
+    yield "deciles", "top K in the first and last tenth", "52 to 74 %", "20 %", ends
+    ratios = [_range_of_ratios(c) for c in captures]
+    yield "rms", "RMS rank error against exchangeable, all views", "14 to 28 % lower", "0 %", ratios
+    uneven = [f"{c['regions']['violations']:,} of {c['regions']['checked']:,}" for c in captures]
+    yield "regions", "end regions whose phase counts differ by more than one", "", "0", uneven
+
+
+def _entry(capture: Capture, stride: int) -> Mapping[str, Any]:
+    return next(r for r in capture["ranks"] if r["stride"] == stride and r["requested"] == 1.5)
+
+
+def _of_ranks(capture: Capture, stride: int, text: Callable[[Mapping[str, Any]], str]) -> str:
+    """Text of a view's ranks at 1.5 K, or why there are none."""
+    if _all_tied(capture):
+        return TIED
+    entry = _entry(capture, stride)
+    return text(entry) if entry["count"] else SHORT
+
+
+def _worst_median(capture: Capture, least: int, most: int) -> str:
+    """Largest relative deviation of a median rank from its request, over requests and strides."""
+    if _all_tied(capture):
+        return TIED
+    entries = [r for r in capture["ranks"] if least <= r["stride"] <= most and r["count"]]
+    if not entries:
+        return SHORT
+    if not all(_finite(r["median"]) for r in entries):
+        return TIED if capture["tail"]["tied"] else BEYOND
+    return f"within {100 * max(abs(r['median'] / r['requested'] - 1) for r in entries):.1f} %"
+
+
+def _range_of_ratios(capture: Capture) -> str:
+    """Least and largest of RMS over reference, over strides."""
+    if _all_tied(capture):
+        return TIED
+    entries = [r for r in capture["ranks"] if r["requested"] == 1.5 and r["count"] and r["reference_rms"]]
+    if not entries:
+        return SHORT
+    ratios = [100 * (r["rms"] / r["reference_rms"] - 1) for r in entries]
+    low, high = min(ratios), max(ratios)
+    if high < 0:
+        return f"{-high:.0f} to {-low:.0f} % lower"
+    if low > 0:
+        return f"{low:,.0f} to {high:,.0f} % higher"
+    return f"{low:+.0f} to {high:+.0f} %"
+
+
+def _all_tied(capture: Capture) -> bool:
+    """Whether every row studied is tied at rank k, so that no row has a distinct boundary."""
+    return bool(capture["tail"]["tied"] == capture["studied"])
+
+
+def _finite(value: float | None) -> bool:
+    """Whether there is a number; result files store null for infinity and NaN."""
+    return value is not None and math.isfinite(value)
 
 
 def underfill(entry: Mapping[str, Any]) -> str:
@@ -82,16 +172,16 @@ def underfill(entry: Mapping[str, Any]) -> str:
     if entry["name"] == "direct":
         return ""
     if not entry["count"]:
-        return "rows too short"
+        return SHORT
     return percent(entry["below_k"])
 
 
 def candidates(capture: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     """Scores that a primary boundary admits, in units of k: median, and 5 to 95 %."""
     if not entry["count"]:
-        return "rows too short"
-    if all_tied(dict(capture)):
-        return "tied"
+        return SHORT
+    if _all_tied(capture):
+        return TIED
     median, low, high = (rank_text(entry[name]) for name in ("median", "p05", "p95"))
     return f"{median} ({low} to {high})"
 
@@ -107,47 +197,8 @@ def percent(share: float) -> str:
 
 def _policy(capture: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     if not entry["count"]:
-        return f"rows too short, {entry['traffic']:.3f}"
+        return f"{SHORT}, {entry['traffic']:.3f}"
     return f"{candidates(capture, entry)}, {percent(entry['below_k'])}, {entry['traffic']:.3f}"
-
-
-def _here(line: Line) -> list[str]:
-    return [
-        _value(line, value) if why is None else f"over {MOST}" if why == BEYOND and line.kind == "rank" else why
-        for value, why in zip(line.here, line.why, strict=True)
-    ]
-
-
-def _value(line: Line, value: Value) -> str:
-    """Write a value of a line; empty where there is none."""
-    if value is None:
-        return ""
-    digits = line.digits
-    if isinstance(value, tuple):
-        low, high = value
-        if line.kind == "count":
-            return f"{low:,.0f} of {high:,.0f}"
-        if line.kind == "rank":
-            return f"{rank_text(low)} to {rank_text(high)}"
-        assert low is not None
-        assert high is not None
-        if line.kind == "change":
-            return _change(low, high)
-        return f"{100 * low:.{digits}f} to {100 * high:.{digits}f} %" if low else f"under {100 * high:g} %"
-    if line.kind == "count":
-        return f"{value:,.0f}"
-    if line.kind == "rank":
-        return rank_text(value)
-    return f"{'within ' if line.kind == 'within' else ''}{100 * value:.{digits}f} %"
-
-
-def _change(low: float, high: float) -> str:
-    low, high = 100 * low, 100 * high
-    if high < 0:
-        return f"{-high:.0f} to {-low:.0f} % lower"
-    if low > 0:
-        return f"{low:,.0f} to {high:,.0f} % higher"
-    return f"{low:+.0f} to {high:+.0f} %"
 
 
 def _joined(names: Any) -> str:

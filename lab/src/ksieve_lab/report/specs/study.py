@@ -9,7 +9,6 @@ from typing import Any
 from ksieve_lab.report.figures import Figure, Mark
 from ksieve_lab.report.tables import Column, File, Table, markdown, render
 from ksieve_lab.study import words
-from ksieve_lab.study.compare import PAPER_K
 from ksieve_lab.study.tally import MOST
 
 Results = Mapping[str, Any]
@@ -26,7 +25,7 @@ def _tail(results: Results) -> Figure:
     tail = captures[0]["tail"]
     marks += [Mark("", label, *point) for label, name in names.items()
               for point in zip(tail["gaps"], tail["predicted"][name], strict=True)]  # fmt: skip
-    if results["k"] == PAPER_K:
+    if results["k"] == words.PAPER_K:
         marks += [
             Mark("", f"the paper's captures, {name}", *point)
             for name, points in _PAPER_TAIL.items()
@@ -66,7 +65,7 @@ def _rms(results: Results) -> Figure:
         for r in (r for r in capture["ranks"] if r["requested"] == 1.5 and r["count"]):
             view, reference = f"1/{r['stride']}", _or_nan(r["reference_rms"])
             marks.append(Mark("", capture["name"], view, _or_nan(r["rms"]) / reference))
-    paper = {"the paper's captures, from": 0.72, "to": 0.86} if results["k"] == PAPER_K else {}
+    paper = {"the paper's captures, from": 0.72, "to": 0.86} if results["k"] == words.PAPER_K else {}
     return Figure(kind="bar", marks=marks, at="view, requested rank 1.5 K", rules={"exchangeable": 1} | paper,
                   value="RMS rank error / that of exchangeable positions")  # fmt: skip
 
