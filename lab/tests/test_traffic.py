@@ -54,7 +54,7 @@ def test_every_trace_is_explained(family, rows, width, k, policy, slack, held, s
         scores, lengths, k, policy=policy, capacity=k + slack, resident_width=held, splits=splits
     )
     traffic = check_traffic(stats, lengths, policy, splits=splits, resident_width=held)
-    assert traffic.ok, str(traffic)
+    assert traffic.ok, traffic
     if slack:
         assert traffic.rescans == 0
         np.testing.assert_array_equal(
@@ -78,7 +78,7 @@ def test_measured_probabilities_predict_measured_traffic():
     assert traffic.p_exact == counts[Route.RECOVERED_AFTER_BAND] / rows
     assert traffic.rounding == traffic.rescans == 0
     assert traffic.realised == pytest.approx(traffic.predicted)
-    assert "200 sampled rows" in str(traffic) and "NOT" not in str(traffic)
+    assert traffic.rows == rows
 
 
 @pytest.mark.parametrize("column", ["scans", "sampled"])
@@ -89,7 +89,6 @@ def test_a_wrong_count_is_found(column):
     raw[4, STATS_COLUMNS.index(column)] += 5
     traffic = check_traffic(Stats(raw), [400] * 6, TINY)
     assert traffic.mismatched == (4,) and not traffic.ok
-    assert "1 rows, first 4" in str(traffic)
 
 
 def test_fewer_scans_than_the_route_needs_is_found():

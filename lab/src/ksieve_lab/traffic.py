@@ -133,17 +133,6 @@ class Traffic:
         """Whether every row's reads are explained by its route."""
         return not self.mismatched
 
-    def __str__(self) -> str:
-        lines = [
-            f"traffic over {self.rows} sampled rows, in row scans",
-            f"  p_band {self.p_band:.4g}, p_exact {self.p_exact:.4g}",
-            f"  predicted {self.predicted:.4f}, realised {self.realised:.4f} "
-            f"(view rounding {self.rounding:+.4f}, rescans {self.rescans:+.4f})",
-        ]
-        if self.mismatched:
-            lines.append(f"  NOT explained by the route: {len(self.mismatched)} rows, first {self.mismatched[0]}")
-        return "\n".join(lines)
-
 
 def check_traffic(
     stats: Stats,

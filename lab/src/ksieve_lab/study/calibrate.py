@@ -24,7 +24,7 @@ from ksieve.core.text import plain
 from ksieve.planning.devices import DEVICES
 from ksieve_lab.bench import record
 from ksieve_lab.captures.format import BLOCK_BYTES, Capture
-from ksieve_lab.study.costs import DeviceCost, find_cost
+from ksieve_lab.study.costs import DEVICE_COSTS, DeviceCost
 from ksieve_lab.study.measure import KEPT
 from ksieve_lab.study.predict import (
     QUANTITIES,
@@ -156,7 +156,9 @@ def calibrate(
         raise ArgumentError("captures", "none", "at least one capture")
     slots = suggested_k(captures, k)
     check_device(device)
-    model = find_cost(cost) if isinstance(cost, str) else cost
+    if isinstance(cost, str) and cost.lower() not in DEVICE_COSTS:
+        raise ArgumentError("cost", repr(cost), f"one of {', '.join(DEVICE_COSTS)}")
+    model = DEVICE_COSTS[cost.lower()] if isinstance(cost, str) else cost
     parts = [split_rows(capture, slots, rows) for capture in captures]
     shortest = min(int(capture.clamped()[part[0]].min()) for capture, part in zip(captures, parts, strict=True))
     if not any(statistics_sizes(shortest, view).min() >= sample_ranks(view, slots)[0] for view in shapes()):

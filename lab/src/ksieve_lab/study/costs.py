@@ -7,14 +7,12 @@ weighs policies against each other; it does not predict a benchmark to the per c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ksieve.core.errors import ArgumentError
-from ksieve.core.policy import PEAK, POLICIES, SamplingPolicy
+from ksieve.core.policy import SamplingPolicy
 
 LINE_BYTES = 128
 """Bytes of one sampled line: a GPU's cache line."""
@@ -78,8 +76,9 @@ DEVICE_COSTS: dict[str, DeviceCost] = {
         line_ns=0.026,
         single_ns=0.013,
         candidate_ns=0.0028,
-        source="benchmarks/results/gpu-operator-k512, -k1024, -k2048 through fit_gpu_costs, shapes of 2,048 rows and "
-        "more; a lone score pulls a 64-byte burst, half a line (docs/decisions/0003-lines-and-quads.md)",
+        source="benchmarks/results/gpu-operator-k512, -k1024, -k2048, shapes of 2,048 rows and more: bytes from the "
+        "plain read, the others by non-negative least squares of what ksieve takes beyond it; a lone "
+        "score pulls a 64-byte burst, half a line (docs/decisions/0003-lines-and-quads.md)",
     ),
     "cpu": DeviceCost(
         "cpu",
@@ -94,76 +93,3 @@ DEVICE_COSTS: dict[str, DeviceCost] = {
     ),
 }
 """Devices that `ksieve calibrate` can weigh for."""
-
-
-def find_cost(name: str) -> DeviceCost:
-    """Look up a device's constants.
-
-    Raises
-    ------
-    ArgumentError
-        If there are none of that name.
-    """
-    try:
-        return DEVICE_COSTS[name.lower()]
-    except KeyError:
-        raise ArgumentError("cost", repr(name), f"one of {', '.join(DEVICE_COSTS)}") from None
-
-
-def expected_admitted(policy: SamplingPolicy, k: int, length: int) -> float:
-    """Scores that a policy's primary boundary admits if positions are exchangeable, peaks included.
-
-    A peak is the best of `PEAK` scores: where a share x of scores lies above the boundary, a share
-    ``1 - (1 - x)**PEAK`` of peaks does.
-    """
-    statistics = length / policy.stride / (PEAK if policy.peaks else 1)
-    share = policy.primary_rank(k) / (statistics + 1)
-    return length * (1 - (1 - share) ** (1 / PEAK) if policy.peaks else share)
-
-
-def fit_gpu_costs(payloads: Sequence[Mapping[str, Any]], *, least_rows: int = 2048) -> dict[str, float]:
-    """Fit the constants of a GPU to results of ``ksieve bench gpu`` over several k and widths.
-
-    Bytes come from the plain read; fixed part, lines and candidates from what ksieve takes beyond it, by least
-    squares in relative error. Only shapes of many rows count: fewer measure the last wave.
-
-    Returns
-    -------
-    dict
-        ``fixed_ns``, ``byte_ns``, ``line_ns``, ``candidate_ns``, and ``error``: the median relative error of
-        ksieve's own time.
-    """
-    reads, features, excess, times = [], [], [], []
-    for payload in payloads:
-        k = payload["settings"]["k"]
-        for shape in payload["results"]["shapes"]:
-            own = shape["selectors"]["ksieve"]
-            policy = POLICIES.get(own.get("policy"))
-            rows, width = shape["rows"], shape["width"]
-            if rows < least_rows or policy is None or policy.group * 4 != LINE_BYTES:
-                continue
-            length = shape["read_bytes"] / rows / 4
-            floor, time = 1e3 * shape["floor_us"] / rows, 1e3 * own["median_us"] / rows
-            reads.append(floor / (4 * length))
-            features.append([1.0, length / policy.stride / policy.group, expected_admitted(policy, k, width)])
-            excess.append(time - floor)
-            times.append(time)
-    matrix, target, scale = np.array(features), np.array(excess), np.array(times)
-    solution = _non_negative(matrix / scale[:, None], target / scale)
-    byte = float(np.median(reads))
-    error = np.abs(matrix @ solution - target) / scale
-    fixed, line, candidate = (float(v) for v in solution)
-    return {"fixed_ns": fixed, "byte_ns": byte, "line_ns": line, "candidate_ns": candidate,
-            "error": float(np.median(error))}  # fmt: skip
-
-
-def _non_negative(matrix: Any, target: Any) -> Any:
-    """Least squares with no negative coefficient: drop the most negative one until none is left."""
-    kept = list(range(matrix.shape[1]))
-    while True:
-        found = np.linalg.lstsq(matrix[:, kept], target, rcond=None)[0]
-        if (found >= 0).all():
-            solution = np.zeros(matrix.shape[1])
-            solution[kept] = found
-            return solution
-        kept.pop(int(np.argmin(found)))

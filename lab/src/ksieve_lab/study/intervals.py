@@ -41,11 +41,6 @@ class Estimate:
     next_low: float
     next_high: float
 
-    def plain(self) -> dict[str, float]:
-        """Return the estimate as JSON-able data."""
-        return {"value": self.value, "low": self.low, "high": self.high, "next_low": self.next_low,
-                "next_high": self.next_high}  # fmt: skip
-
 
 NEVER = Estimate(0.0, 0.0, 0.0, 0.0, 0.0)
 """Rate of an impossible event."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -141,7 +141,7 @@ class Prediction:
             "stride": self.policy.stride,
             "margin": self.policy.margin,
             "rescue_margin": self.policy.rescue_margin,
-            **{name: getattr(self, name).plain() for name in QUANTITIES},
+            **{name: asdict(getattr(self, name)) for name in QUANTITIES},
             "overflow": self.overflow,
             "row_ns": self.row_ns,
         }
