@@ -34,17 +34,8 @@ F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Contender:
-    """One library on the same rows: median wall seconds, and the verdict on its answer."""
-
-    name: str
-    seconds: float
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
 class Demonstration:
-    """Results of a demonstration; the first of `contenders` is ksieve."""
+    """Results of a demonstration: of each library, ksieve first, median wall seconds and the verdict on its answer."""
 
     plan: Plan
     rows: int
@@ -52,7 +43,8 @@ class Demonstration:
     read_seconds: float
     first_call_seconds: float
     stats: Stats
-    contenders: tuple[Contender, ...]
+    seconds: dict[str, float]
+    verdicts: dict[str, Verdict]
 
 
 SYNTHETIC: dict[str, Any] = {"producer": "endpoint_structured", "rows": 64, "width": 131_072, "lengths": "causal"}
@@ -112,15 +104,16 @@ def demonstrate(source: Any, k: int, *, progress: Callable[[int, int], None] | N
             done += 1
             if progress is not None:
                 progress(done, steps)
-    contenders = []
+    verdicts = {}
     for name, answer in answers.items():
-        contenders.append(Contender(name, statistics.median(seconds[name]), verify(stored, lengths, answer)))
+        verdicts[name] = verify(stored, lengths, answer)
         done += 1
         if progress is not None:
             progress(done, steps)
     _, stats = api.topk(stored, lengths, plan=plan, return_stats=True)
     valid = np.clip(lengths.astype(np.int64), 0, source.width)
-    return Demonstration(plan, rows, valid, read_seconds, first_call_seconds, stats, tuple(contenders))
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
+    return Demonstration(plan, rows, valid, read_seconds, first_call_seconds, stats, medians, verdicts)
 
 
 def _others(scores: F32, lengths: I32, k: int) -> dict[str, Callable[[], Any]]:

@@ -16,7 +16,7 @@ from ksieve_lab.bench import tables
 from ksieve_lab.bench.runner import Live
 from ksieve_lab.bench.shape_lists import SHAPES
 from ksieve_lab.cli import results
-from ksieve_lab.cli.options import Figures, Out
+from ksieve_lab.cli.results import Figures, Out
 from ksieve_lab.report import told
 
 

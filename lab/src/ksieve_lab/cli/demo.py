@@ -46,7 +46,7 @@ def demo(
         result = demonstrate(source, suggested_k(source, k), progress=update)
         title = source.metadata.get("title")
         how = "computed from the stored factors" if source.kind == "factors" else "read"
-    plan, (own, *others) = result.plan, result.contenders
+    plan, own, verdict = result.plan, result.seconds["ksieve"], result.verdicts["ksieve"]
     terminal.say(f"ksieve {__version__}: the exact top {plan.problem.k:,} of every row", style="bold")
     terminal.say()
     terminal.facts(
@@ -56,10 +56,10 @@ def demo(
             "scores": f"{result.rows:,} rows x {plan.problem.width:,} {plan.problem.dtype}, "
             f"{result.valid.min():,} to {result.valid.max():,} of them valid; "
             f"{how} in {terminal.seconds_text(result.read_seconds)}",
-            "select": f"{terminal.seconds_text(own.seconds)} on {plan.threads} CPU threads "
-            f"({result.valid.sum() / own.seconds / 1e9:.2f} G scores/s); "
+            "select": f"{terminal.seconds_text(own)} on {plan.threads} CPU threads "
+            f"({result.valid.sum() / own / 1e9:.2f} G scores/s); "
             f"first call {terminal.seconds_text(result.first_call_seconds)}, which compiles or loads the kernels",
-            "verify": str(own.verdict).replace("\n ", ";"),
+            "verify": str(verdict).replace("\n ", ";"),
         }
     )
     terminal.say()
@@ -70,8 +70,9 @@ def demo(
     terminal.table(
         ("", "time", "ksieve is", "answer"),
         [
-            (c.name, terminal.seconds_text(c.seconds), _compared(c.seconds / own.seconds), _word(c.verdict.ok))
-            for c in others
+            (name, terminal.seconds_text(each), _compared(each / own), _word(result.verdicts[name].ok))
+            for name, each in result.seconds.items()
+            if name != "ksieve"
         ],
     )
     terminal.say(f"median of {ROUNDS} rounds in one process, every answer verified")
@@ -89,10 +90,12 @@ def demo(
             "first_call_seconds": result.first_call_seconds,
             "rounds": ROUNDS,
             "routes": routes(result.stats, result.valid),
-            "libraries": {c.name: {"seconds": c.seconds, "exact": c.verdict.ok} for c in result.contenders},
+            "libraries": {
+                name: {"seconds": each, "exact": result.verdicts[name].ok} for name, each in result.seconds.items()
+            },
         }
     )
-    if not own.verdict.ok:
+    if not verdict.ok:
         raise typer.Exit(Exit.REFUTED)
 
 

@@ -14,7 +14,7 @@ from ksieve.core.problem import check_k
 from ksieve_lab.bench.runner import libraries
 from ksieve_lab.bench.targets import check_anywhere
 from ksieve_lab.cli import results
-from ksieve_lab.cli.options import Figures, Out
+from ksieve_lab.cli.results import Figures, Out
 
 MOST_LINES = 40
 """Calls that are listed one by one; longer traces are listed by step."""

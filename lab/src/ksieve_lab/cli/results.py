@@ -1,11 +1,19 @@
-"""Result files and figures of commands that measure."""
+"""Result files and figures of commands that measure, and the options that ask for them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ksieve.cli import files, terminal
+from ksieve.cli.options import output
+
+Out = Annotated[str | None, output("JSON file to write.")]
+Figures = Annotated[
+    Path | None, typer.Option("--figures", metavar="DIR", help="Folder for figures of the result, PNG and SVG.")
+]
 
 
 def target(out: str | Path | None, stem: str, scores: str | None = None) -> Path | None:

@@ -15,6 +15,7 @@ from ksieve.cli.options import choice, count, output
 from ksieve.files import split
 from ksieve.planning.devices import DEVICES
 from ksieve_lab.captures.format import Capture
+from ksieve_lab.cli import results
 from ksieve_lab.cli.captures import open_capture
 from ksieve_lab.study.costs import DEVICE_COSTS
 from ksieve_lab.study.tally import MOST, rank_text
@@ -112,24 +113,24 @@ def study(
     assert payload is not None  # on the first rank
     written = run.write(payload, out, result=result_target, figures=figures)
     terminal.result(lambda: payload)
-    results = payload["results"]
-    found = results["captures"]
-    terminal.say(words.verdict_sentence(results), style="bold")
+    found = payload["results"]
+    studied = found["captures"]
+    terminal.say(words.verdict_sentence(found), style="bold")
     terminal.say()
-    terminal.table(*words.verdict_table(results))
+    terminal.table(*words.verdict_table(found))
     terminal.say()
-    terminal.say(f"study of {sum(c['studied'] for c in found):,} rows, k={payload['settings']['k']}", style="bold")
+    terminal.say(f"study of {sum(c['studied'] for c in studied):,} rows, k={payload['settings']['k']}", style="bold")
     terminal.facts(
         (c["name"], f"{c['studied']:,} of {c['rows']:,} rows, up to {c['lengths']['most']:,} {c['dtype']} scores each")
-        for c in found
+        for c in studied
     )
     terminal.say()
-    terminal.table(*words.comparison_table(results))
+    terminal.table(*words.comparison_table(found))
     terminal.say()
-    terminal.table(*words.policy_table(results))
+    terminal.table(*words.policy_table(found))
     terminal.say()
     terminal.say(f"report: {written[0]}")
-    terminal.say(f"result: {_short(written[1])}")
+    terminal.say(f"result: {results.short(written[1])}")
     if drawn := written[2:]:
         terminal.say(f"figures: {len(drawn)} files in {drawn[0].parent}")
 
@@ -236,7 +237,7 @@ def calibrate(
         )
     terminal.say(f"policy: {target}")
     if result_target is not None:
-        terminal.say(f"result: {_short(result_target)}")
+        terminal.say(f"result: {results.short(result_target)}")
 
 
 def _scans(value: float) -> str:
@@ -253,7 +254,3 @@ _QUANTITIES = (
     ("traffic", "row scans", _scans),
     ("admitted", "scores admitted / k", _in_k),
 )
-
-
-def _short(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
