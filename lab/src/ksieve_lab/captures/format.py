@@ -31,9 +31,6 @@ FORMAT_VERSION = 1
 BLOCK_BYTES = 64 << 20
 """Default bound on the bytes of one block of scores."""
 
-_PART = 1 << 20
-"""Rows whose lengths are clamped at a time."""
-
 
 class Block(NamedTuple):
     """Consecutive rows of a capture, from row `begin` on."""
@@ -158,19 +155,12 @@ class Capture:
             return 0, 0, 0
         if self.lengths.strides == (0,):
             return self.width, self.width, self.rows * self.width
-        found = [(part.min(), part.max(), part.sum(dtype=np.int64)) for _, part in self.iter_clamped()]
-        least, most, sums = zip(*found, strict=True)
-        return int(min(least)), int(max(most)), int(sum(sums))
+        lengths = self.clamped()
+        return int(lengths.min()), int(lengths.max()), int(lengths.sum(dtype=np.int64))
 
-    def clamped(self, begin: int = 0, end: int | None = None) -> NDArray[np.int32]:
-        """Return the lengths of rows `begin` to `end`, clamped to [0, width]; full rows take no memory."""
-        lengths = self.lengths[begin:end]
-        return lengths if lengths.strides == (0,) else np.clip(lengths, 0, self.width)
-
-    def iter_clamped(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
-        """Iterate over the first row and `clamped` lengths of parts of the rows, which take little memory."""
-        for begin in range(0, self.rows, _PART):
-            yield begin, self.clamped(begin, begin + _PART)
+    def clamped(self) -> NDArray[np.int32]:
+        """Return the lengths, clamped to [0, width]; those of full rows take no memory."""
+        return self.lengths if self.lengths.strides == (0,) else np.clip(self.lengths, 0, self.width)
 
     def describe(self) -> dict[str, str]:
         """Return the facts for display, in order: shape, lengths, size, then metadata."""

@@ -29,37 +29,26 @@ class RowBlock(NamedTuple):
 
 
 def eligible_rows(capture: Capture, k: int, most: int | None = ROWS) -> I64:
-    """Numbers of the rows to study, ascending.
+    """Numbers of the rows to study, ascending: at most `most` of the eligible ones, at equal spacing; None takes all.
 
-    Parameters
-    ----------
-    capture : Capture
-    k : int
-    most : int or None
-        At most this many, at equal spacing; None takes all.
-
-    Raises
-    ------
-    ArgumentError
-        If no row is long enough.
+    Raises `ArgumentError` if no row is long enough.
     """
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ArgumentError("rows", repr(most), "an int of at least 1")
-    counts = np.array(
-        [np.count_nonzero(lengths >= LEAST_LENGTH * k) for _, lengths in capture.iter_clamped()], np.int64
-    )
-    total = int(counts.sum())
+    lengths = capture.clamped()
+    if lengths.strides == (0,):  # full rows, whose lengths are one number in memory
+        eligible: range | I64 = range(capture.rows if capture.width >= LEAST_LENGTH * k else 0)
+    else:
+        eligible = np.flatnonzero(lengths >= LEAST_LENGTH * k)
+    total = len(eligible)
     if not total:
         longest = capture.valid_scores()[1]
         takes = f"a k of at most {longest // LEAST_LENGTH}: only rows of {LEAST_LENGTH} k scores show an upper tail"
         raise ArgumentError("k", f"{k} for {capture.path.name}, whose longest row has {longest:,} scores", takes)
-    wanted = np.arange(total) if most is None or total <= most else np.round(np.linspace(0, total - 1, most))
-    ends = np.cumsum(counts)
-    chosen = []
-    for (begin, lengths), before, end in zip(capture.iter_clamped(), ends - counts, ends, strict=True):
-        own = wanted[(wanted >= before) & (wanted < end)].astype(np.int64) - before
-        chosen.append(begin + np.flatnonzero(lengths >= LEAST_LENGTH * k)[own] if own.size else own)
-    return np.concatenate(chosen)
+    if most is None or total <= most:
+        return np.asarray(eligible, np.int64)
+    wanted = np.round(np.linspace(0, total - 1, most)).astype(np.int64)
+    return wanted if isinstance(eligible, range) else eligible[wanted]
 
 
 def read_blocks(capture: Capture, rows: I64, max_bytes: int = BLOCK_BYTES) -> Iterator[RowBlock]:
