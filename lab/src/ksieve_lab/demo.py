@@ -63,20 +63,10 @@ def synthetic_capture() -> Iterator[Path]:
 
 
 def demonstrate(source: Any, k: int, *, progress: Callable[[int, int], None] | None = None) -> Demonstration:
-    """Run the demonstration.
+    """Run the demonstration; of a capture larger than `MAX_BYTES`, the first rows are taken.
 
-    Parameters
-    ----------
-    source : Capture
-        Of a larger one than `MAX_BYTES`, the first rows are taken.
-    k : int
-    progress : callable, optional
-        Called as ``progress(steps done, steps in all)``.
-
-    Raises
-    ------
-    ArgumentError
-        If the capture has no rows or k is out of range.
+    `progress` is called as ``progress(steps done, steps in all)``. Raises `ArgumentError` if the capture has no rows or
+    k is out of range.
     """
     rows = min(int(source.rows), max(1, MAX_BYTES // max(4 * int(source.width), 1)))
     if rows == 0:

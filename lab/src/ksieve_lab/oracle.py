@@ -36,21 +36,10 @@ PER_ROW = ("ks", "starts", "offsets", "row_to_request", "positions", "block_tabl
 
 
 def wrong_rows(scores: Any, k: int, call: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Which rows of an answer are wrong, and why.
+    """Which rows of an answer are wrong, by reason: arrays of bool, shape (rows,); empty without rows.
 
-    Parameters
-    ----------
-    scores : numpy.ndarray or torch.Tensor, shape (rows, width)
-        The arrays of the call and of the answer are of the same library, and on the same device.
-    k : int
-        The largest of a row.
-    call, answer : mapping
-        With pages, the answer to a call that expands entries needs ``raw``.
-
-    Returns
-    -------
-    dict of str to array of bool, shape (rows,)
-        By reason; empty without rows.
+    The arrays of the call and of the answer are of the scores' library (NumPy or PyTorch), on the same device. `k` is
+    the largest of a row. With pages, the answer to a call that expands entries needs ``raw``.
     """
     call = {name: value for name, value in call.items() if value is not None}
     answer = {name: value for name, value in answer.items() if value is not None}
@@ -173,16 +162,11 @@ def _find(ordered: Any, values: Any) -> Any:
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries of rows, in ascending order of their numbers.
+    """Entries of rows, in ascending order of their numbers: arrays of (rows, entries), `tail` and `high` of (rows,).
 
-    Attributes
-    ----------
-    rank : array of int32, shape (rows, entries)
-        Greater is better; `NONE` where there is no entry, `FORCED` for forced ones.
-    number, begin, size, column : array of int64, shape (rows, entries)
-        Number of each entry, its first position, how many it has, and the column of its best score.
-    tail, high : array of int64, shape (rows,)
-        Bounds of the positions behind the last whole entry.
+    `rank`: greater is better; `NONE` where there is no entry, `FORCED` for forced ones. `number`, `begin`, `size`,
+    `column`: number of each entry, its first position, how many it has, and the column of its best score. `tail`,
+    `high`: bounds of the positions behind the last whole entry.
     """
 
     rank: Any

@@ -211,16 +211,8 @@ def run_together(
 ) -> list[Any]:
     """Run the generators of all ranks, one collective after another, and return what each returns.
 
-    Parameters
-    ----------
-    ranks : sequence of generators
-    sent : list, optional
-        Receives a `Message` for every collective.
-
-    Raises
-    ------
-    RuntimeError
-        Ranks ask for different collectives: on a process group they would wait for each other.
+    `sent` receives a `Message` for every collective. Raises `RuntimeError` if ranks ask for different collectives: on a
+    process group they would wait for each other.
     """
     import torch
 

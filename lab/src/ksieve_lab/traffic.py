@@ -63,24 +63,9 @@ def expected_reads(
 ) -> NDArray[np.int64]:
     """Return the scores that each row should read by its route, samples and length, without rescans.
 
-    Parameters
-    ----------
-    stats : Stats
-        Of one call.
-    lengths : array_like of int, shape (rows,)
-        Valid lengths, already clamped to the width.
-    policy : SamplingPolicy or None
-        The policy that made the statistics.
-    splits : int
-        Segments per row.
-    resident_width : int
-        Rows of at most this length stay on chip in the direct-exact route and are read once.
-    family : str
-        Kernel family of the plan; "cpu" reads as `KEPT_SCANS` says.
-
-    Returns
-    -------
-    ndarray of int64, shape (rows,)
+    `stats` are those of one call, which `policy` made; `lengths` are clamped to the width. `splits`: segments per row.
+    Rows of at most `resident_width` stay on chip in the direct-exact route and are read once. `family`: kernel family
+    of the plan; "cpu" reads as `KEPT_SCANS` says.
     """
     valid = _valid(stats, lengths)
     scans: NDArray[np.int64] = _SCANS[stats.route] - ((stats.route == Route.DIRECT) & (valid <= resident_width))
@@ -99,24 +84,13 @@ def expected_reads(
 class Traffic:
     """Traffic of the sampled rows of a call, and whether the paper's accounting explains every row.
 
-    Attributes
-    ----------
-    rows : int
-        Rows that took a sampled route; the figures below are over these alone.
-    p_band, p_exact : float
-        Shares of them that attempted the rescue band, and that ended in exact coarse recovery.
-    predicted : float
-        ``1 + P/s + p_band + 2 p_exact``, or on the CPU ``1 + 1/s + p_band + p_exact``, in row scans.
-    realised : float
-        Mean over rows of scores read over valid length, rescans included.
-    rounding : float
-        Mean of view size over valid length, less P/s.
-    rescans : float
-        Mean complete traversals per row caused by frontiers beyond the candidate storage, or on the CPU by guesses
-        that admitted too few and by tie-breaks.
-    mismatched : tuple of int
-        Rows, of any route, whose reads are not those of `expected_reads` plus 0 to 3 rescans, or 4 of rows cut into
-        segments.
+    `rows`: those that took a sampled route; the figures are over these alone. `p_band`, `p_exact`: shares of them that
+    attempted the rescue band, and that ended in exact coarse recovery. `predicted`: ``1 + P/s + p_band + 2 p_exact``,
+    or on the CPU ``1 + 1/s + p_band + p_exact``, in row scans. `realised`: mean over rows of scores read over valid
+    length, rescans included. `rounding`: mean of view size over valid length, less P/s. `rescans`: mean complete
+    traversals per row caused by frontiers beyond the candidate storage, or on the CPU by guesses that admitted too few
+    and by tie-breaks. `mismatched`: rows, of any route, whose reads are not those of `expected_reads` plus 0 to 3
+    rescans, or 4 of rows cut into segments.
     """
 
     rows: int
@@ -143,17 +117,9 @@ def check_traffic(
     resident_width: int = 0,
     family: str = "",
 ) -> Traffic:
-    """Compare the traffic in statistics with the paper's table and formula.
+    """Compare the traffic in statistics with the paper's table and formula; arguments are those of `expected_reads`.
 
-    Parameters
-    ----------
-    stats, lengths, policy, splits, resident_width, family
-        As in `expected_reads`.
-
-    Returns
-    -------
-    Traffic
-        ``realised == predicted + rounding + rescans`` but for floating-point error, whenever it is ``ok``.
+    ``realised == predicted + rounding + rescans`` but for floating-point error, whenever the result is ``ok``.
     """
     valid = _valid(stats, lengths)
     reads = stats.score_reads(valid)

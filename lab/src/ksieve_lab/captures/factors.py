@@ -44,23 +44,11 @@ def evaluate(
     read_keys: Callable[[int, int], Array],
     key_scale: Array | None,
 ) -> NDArray[np.float32]:
-    """Evaluate a block of rows against all keys.
+    """Evaluate a block of rows against all keys: float32 of shape (rows, width).
 
-    Parameters
-    ----------
-    q : ndarray, shape (rows, heads, dim)
-        float16 or float32 (float64 holding such values).
-    weights : ndarray of float32, shape (rows, heads)
-    width : int
-        Number of keys.
-    read_keys : callable
-        ``read_keys(begin, end)`` gives keys as an array (end - begin, dim) of int8, float16 or float32.
-    key_scale : ndarray of float32, shape (width,), or None
-        None stands for 1.
-
-    Returns
-    -------
-    ndarray of float32, shape (rows, width)
+    `q`: float16 or float32 of shape (rows, heads, dim). `weights`: float32 of shape (rows, heads).
+    ``read_keys(begin, end)`` gives keys of shape (end - begin, dim): int8, float16 or float32. `key_scale`: float32 of
+    shape (width,); None is 1.
     """
     rows, heads, _ = q.shape
     out = np.empty((rows, width), dtype=np.float32)

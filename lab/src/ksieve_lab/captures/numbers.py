@@ -16,20 +16,8 @@ Array = np.ndarray[Any, Any]
 def narrow(scores: Array, dtype: str) -> Array:
     """Round scores to a score dtype, to nearest even; overflow gives infinity, NaN stays NaN.
 
-    Parameters
-    ----------
-    scores : ndarray of float64, float32, float16, or uint16 (bfloat16 bits)
-    dtype : {"float32", "float16", "bfloat16"}
-
-    Returns
-    -------
-    ndarray
-        Same shape; uint16 bits for bfloat16. float64 goes to bfloat16 through float32.
-
-    Raises
-    ------
-    ArgumentError
-        If `dtype` is none of the three.
+    `scores` are of float64, float32, float16, or bits of bfloat16 as uint16, which the result has too. float64 goes to
+    bfloat16 through float32. Raises `ArgumentError` for a dtype that scores cannot have.
     """
     if dtype not in problem.SCORE_DTYPES:
         raise ArgumentError("dtype", repr(dtype), f"one of {list(problem.SCORE_DTYPES)}")

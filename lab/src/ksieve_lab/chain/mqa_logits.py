@@ -83,16 +83,8 @@ def _mqa_logits(  # type: ignore[no-untyped-def]
 class Tile:
     """Shape of the kernel's work: data, so that a bench can sweep it.
 
-    Attributes
-    ----------
-    queries : int
-        Queries per program; times heads, the columns of a matrix product.
-    keys : int
-        Keys per tile, the rows of a matrix product; a multiple of 64.
-    warps, stages : int
-        Warps per program, key tiles in flight.
-    stretch : int
-        Keys per program, a multiple of `keys`; 0: all of them.
+    `queries` of a program: times heads, the columns of a matrix product. `keys` of a tile: its rows, a multiple of 64.
+    `warps` of a program; `stages`: key tiles in flight. `stretch`: keys of a program, a multiple of `keys`; 0: all.
     """
 
     queries: int = 2

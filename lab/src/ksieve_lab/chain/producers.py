@@ -36,14 +36,8 @@ the first and last decile of long rows 53 to 74 % of their best 0.8 %, as in pub
 class Factors:
     """Factors of an indexer's scores; torch tensors on one device.
 
-    Attributes
-    ----------
-    q : float8_e4m3fn, shape (queries, heads, dim)
-    keys : float8_e4m3fn, shape (keys, dim)
-    key_scale : float32, shape (keys,)
-    weights : float32, shape (queries, heads)
-    lengths : int32, shape (queries,)
-        Keys that each query sees.
+    `q`: float8_e4m3fn of shape (queries, heads, dim). `keys`: float8_e4m3fn of shape (keys, dim). `key_scale`: float32
+    of shape (keys,). `weights`: float32 of shape (queries, heads). `lengths`: int32, how many keys each query sees.
     """
 
     q: Any
@@ -68,15 +62,8 @@ Produce = Callable[[Factors, Any, bool], Any]
 class ScoreProducer:
     """A way to compute scores.
 
-    Attributes
-    ----------
-    name : str
-    package : str
-        Distribution whose version explains a number.
-    module : str
-        Package that must be importable.
-    load : callable
-        Returns its `Produce`.
+    `package`: distribution whose version explains a number. `module`: what must be importable. `load` returns its
+    `Produce`.
     """
 
     name: str
@@ -100,13 +87,7 @@ def _triton() -> Produce:
 
 
 def load_keep() -> Callable[[Factors, Any], None]:
-    """Load the Triton producer, which keeps candidates (`ksieve.streaming.Candidates`) in place of writing a matrix.
-
-    Raises
-    ------
-    BackendError
-        If Triton is not installed.
-    """
+    """Load the Triton producer, which keeps candidates (`ksieve.streaming.Candidates`) in place of writing a matrix."""
     if not PRODUCERS["triton"].installed:
         raise BackendError("the producer that keeps candidates needs the package triton, which is missing")
     from ksieve_lab.chain.mqa_logits import KEPT_TILE, mqa_candidates
@@ -146,15 +127,7 @@ def check_name(name: str) -> None:
 
 
 def load(name: str) -> Produce:
-    """Load a producer.
-
-    Raises
-    ------
-    ArgumentError
-        If there is none of that name.
-    BackendError
-        If its package is not installed.
-    """
+    """Load a producer; raises `ArgumentError` for an unknown name, `BackendError` for a missing package."""
     check_name(name)
     if not PRODUCERS[name].installed:
         raise BackendError(f"score producer {name!r} needs the package {PRODUCERS[name].package}, which is missing")
@@ -162,13 +135,7 @@ def load(name: str) -> Produce:
 
 
 def make_keys(count: int, dim: int = DIM, *, seed: int = 0, device: str = "cuda") -> tuple[Any, Any]:
-    """Make fp8 keys whose ends lean towards the queries' common direction, and their scales.
-
-    Returns
-    -------
-    keys : torch.Tensor of float8_e4m3fn, shape (count, dim)
-    key_scale : torch.Tensor of float32, shape (count,)
-    """
+    """Make fp8 keys (count, dim) whose ends lean towards the queries' common direction, and their float32 scales."""
     import torch
 
     generator = torch.Generator(device=device)
@@ -185,15 +152,7 @@ def make_keys(count: int, dim: int = DIM, *, seed: int = 0, device: str = "cuda"
 def make_queries(
     keys: tuple[Any, Any], lengths: Any, heads: int = HEADS, *, seed: int = 0, device: str = "cuda"
 ) -> Factors:
-    """Make queries with head weights for given keys.
-
-    Parameters
-    ----------
-    keys : (keys, key_scale)
-        From `make_keys`.
-    lengths : ndarray of int32, shape (queries,)
-    heads : int
-    """
+    """Make queries with head weights for the keys and scales of `make_keys`; `lengths`: int32, a query each."""
     import torch
 
     generator = torch.Generator(device=device)

@@ -75,22 +75,10 @@ class Beside:
 
 
 class Tiles:
-    """Selection from tiles of columns, produced into two buffers in turn.
+    """Selection from tiles of columns, produced into two buffers in turn; `out` has the indices.
 
-    Parameters
-    ----------
-    factors : Factors
-    k : int
-    produce : callable
-        Of `ksieve_lab.chain.producers`.
-    rows, tile : int
-        Most rows of a block, and columns of a tile. Blocks have equal sizes, and overlap by fewer rows than they are.
-    buffers : int
-        Tiles in memory. With one, pushes run on the stream of production.
-
-    Attributes
-    ----------
-    out : int32, shape (rows of the factors, k)
+    `rows` and `tile`: most rows of a block, and columns of a tile. Blocks have equal sizes, and overlap by fewer rows
+    than they are. `buffers`: tiles in memory. With one, pushes run on the stream of production.
     """
 
     def __init__(
@@ -141,14 +129,7 @@ class Tiles:
 
 
 class Kept(Tiles):
-    """Selection from candidates that the producer keeps, and from tiles for rows that they do not decide.
-
-    Parameters
-    ----------
-    factors, k, produce, rows, tile
-        As of `Tiles`.
-    keep : callable
-    """
+    """Selection from candidates that the producer keeps, and from tiles for rows that they do not decide."""
 
     def __init__(
         self, factors: Factors, k: int, produce: Produce, keep: Keep, *, rows: int = ROWS, tile: int = 2 * TILE

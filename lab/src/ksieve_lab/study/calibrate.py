@@ -59,21 +59,9 @@ LEAST_ROWS = 16
 class Calibration:
     """Outcome of a calibration.
 
-    Attributes
-    ----------
-    k : int
-    cost : DeviceCost
-    chosen : Prediction
-        Of the recommended policy.
-    default : Prediction or None
-        Of the policy that the planner would take by itself; None where it would not sample.
-    ranking : list of Prediction
-        The best policy of every view tried, cheapest first.
-    realised : dict of str to float
-        `QUANTITIES` on the held-back rows, as the CPU backend met them.
-    traffic : Traffic
-        The paper's accounting of the held-back rows.
-    rows, held_back : int
+    `chosen` is the prediction of the recommended policy; `default` that of the one that the planner would take by
+    itself, None where it would not sample. `ranking`: the best policy of every view tried, cheapest first. `realised`:
+    `QUANTITIES` on the held-back rows, as the CPU backend met them. `traffic`: the paper's accounting of those rows.
     """
 
     k: int
@@ -131,26 +119,10 @@ def calibrate(
 ) -> Calibration:
     """Recommend a sampling policy, predict its costs, and check the prediction on held-back rows.
 
-    Parameters
-    ----------
-    captures : sequence of Capture
-    k : int, optional
-        Default: the K stored in the captures.
-    cost : str or DeviceCost
-        Cost model of the device to calibrate for; a name of `costs.DEVICE_COSTS`.
-    rows : int or None
-        At most this many rows of each capture; None takes all.
-    device : {"cpu", "cuda"}
-        Where rows are ranked.
-    max_bytes : int
-        Bound on the bytes of scores held at a time.
-    progress : callable, optional
-        Called as ``progress(rows done, rows in all)``, held-back rows included.
-
-    Raises
-    ------
-    ArgumentError
-        Before anything is measured.
+    `k`: by default the K stored in the captures. `cost`: the model of the device to calibrate for, or its name in
+    `costs.DEVICE_COSTS`. `rows`: at most so many of each capture; None takes all. `device`: "cpu" or "cuda", where rows
+    are ranked. `max_bytes` bounds the scores held at a time. `progress` is called as
+    ``progress(rows done, rows in all)``, held-back rows included. Raises `ArgumentError` before anything is measured.
     """
     if not captures:
         raise ArgumentError("captures", "none", "at least one capture")
@@ -195,13 +167,7 @@ def calibrate(
 
 
 def split_rows(capture: Capture, k: int, most: int | None) -> tuple[I64, I64, int]:
-    """Cut a capture's eligible rows into blocks: those calibrated on, those held back, and the rows of a block.
-
-    Raises
-    ------
-    ArgumentError
-        If the capture has fewer than `LEAST_ROWS` eligible rows.
-    """
+    """Cut a capture's eligible rows into blocks: those calibrated on, those held back, and the rows of a block."""
     chosen = eligible_rows(capture, k, most)
     if chosen.size < LEAST_ROWS:
         got = f"{capture.path.name}, with {chosen.size} rows of at least {4 * k} scores"

@@ -20,24 +20,12 @@ LINE_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class DeviceCost:
-    """Constants of one device.
+    """Constants of one device of `kind` "cpu" or "cuda", in nanoseconds.
 
-    Attributes
-    ----------
-    name : str
-    kind : {"cpu", "cuda"}
-    fixed_ns : float
-        Per row, independent of its scores.
-    byte_ns : float
-        Per byte of the row and complete scan.
-    line_ns : float
-        Per sampled line of 128 bytes.
-    single_ns : float
-        Per sampled group of at most 64 bytes, a single score included.
-    candidate_ns : float
-        Per admitted score: appending it, and its share of the refinement.
-    source : str
-        Where the constants come from.
+    `fixed_ns`: per row, independent of its scores. `byte_ns`: per byte of the row and complete scan. `line_ns`: per
+    sampled line of 128 bytes. `single_ns`: per sampled group of at most 64 bytes, a single score included.
+    `candidate_ns`: per admitted score, for appending it and its share of the refinement. `source`: where the constants
+    come from.
     """
 
     name: str

@@ -24,15 +24,9 @@ MOST_TRIALS = 64
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over rows, its confidence interval, and where the mean of other rows should fall.
+    """A mean over rows, its confidence interval, and its prediction interval.
 
-    Attributes
-    ----------
-    value : float
-    low, high : float
-        Confidence interval of the mean.
-    next_low, next_high : float
-        Prediction interval: where the mean of the announced number of further rows, one phase each, should fall.
+    `next_low`, `next_high`: where the mean of the announced number of further rows, one phase each, should fall.
     """
 
     value: float
@@ -58,17 +52,7 @@ def wilson(rate: float, count: float, level: float = LEVEL) -> tuple[float, floa
 
 
 def estimate_rate(rows: F64, blocks: NDArray[np.int64], following: int) -> Estimate:
-    """Estimate a rate from each row's probability.
-
-    Parameters
-    ----------
-    rows : ndarray, shape (n,)
-        Probability of every row.
-    blocks : ndarray of int, shape (n,)
-        Which block each row belongs to.
-    following : int
-        Rows whose realised rate is to be predicted, in blocks of the same size.
-    """
+    """Estimate a rate from each row's probability and block, and predict that of `following` rows, in blocks alike."""
     rate = float(rows.mean())
     between, count = _between_blocks(rows, blocks)
     spread = rate * (1 - rate)

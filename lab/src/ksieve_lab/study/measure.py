@@ -204,34 +204,12 @@ def study_capture(
     rank: int = 0,
     world: int = 1,
 ) -> CaptureStudy | None:
-    """Measure one capture, all ranks together; every rank must call it.
+    """Measure one capture, all ranks together: each must call it, and the first has the figures of one process.
 
-    Parameters
-    ----------
-    capture : Capture
-    k : int
-    rows : int, optional
-        At most this many of the eligible rows, at equal spacing. Default: all.
-    device : {"cpu", "cuda"}
-        Where rows are ranked.
-    plan_for : str or DeviceInfo
-        Device whose plan is judged, as `ksieve.plan` takes it.
-    max_bytes : int
-        Bound on the bytes of scores held at a time.
-    progress : callable, optional
-        Called with the number of rows done.
-    rank, world : int
-        Of the processes that share the rows (`ksieve.files.split`).
-
-    Returns
-    -------
-    CaptureStudy or None
-        On the first rank: the figures of one process, for any number of them.
-
-    Raises
-    ------
-    ArgumentError
-        If no row of the capture is long enough.
+    `rows`: at most this many of the eligible ones, at equal spacing. `device`: "cpu" or "cuda", where rows are ranked.
+    `plan_for`: device whose plan is judged, as `ksieve.plan` takes it. `max_bytes` bounds the scores held at a time.
+    `progress` is called with the number of rows done. `rank`, `world`: of the processes that share the rows
+    (`ksieve.files.split`). Raises `ArgumentError` if no row of the capture is long enough.
     """
     chosen = eligible_rows(capture, k, rows)
     lengths = capture.clamped()

@@ -57,17 +57,10 @@ def with_ranks(view: SamplingPolicy, k: int, primary: int, rescue: int | None) -
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows that were calibrated on, and those that are to be predicted.
+    """Rows that were calibrated on, and how many are to be predicted.
 
-    Attributes
-    ----------
-    lengths : ndarray of int64, shape (rows,)
-    blocks : ndarray of int64, shape (rows,)
-        Which block of consecutive rows each belongs to.
-    following : int
-        Rows to predict, in blocks of the same size.
-    itemsize : int
-        Bytes of a score.
+    `blocks`: which block of consecutive rows each belongs to. `following`: rows to predict, in blocks of the same size.
+    `itemsize`: bytes of a score.
     """
 
     lengths: I64
@@ -86,20 +79,11 @@ class Sample:
 
 @dataclass
 class Tried:
-    """One view on all calibration rows: per row and sample rank, over its phases.
+    """One view on all calibration rows: arrays of shape (rows, ranks), each a share or a mean over a row's phases.
 
-    Attributes
-    ----------
-    view : SamplingPolicy
-    ranks : ndarray of int64, shape (q,)
-    underfill : ndarray, shape (rows, q)
-        Share of phases that admit fewer than k.
-    admitted, square : ndarray, shape (rows, q)
-        Mean over phases of the scores admitted and of their square; those behind the kept ones count as the first.
-    direct : ndarray, shape (rows, q)
-        Share of phases whose view is too small, which sends the row direct.
-    overflow : ndarray, shape (rows, q)
-        Share of phases that admit more than the device's plan has room for: those rows are scanned once more.
+    `underfill`: phases that admit fewer than k. `admitted`, `square`: scores admitted, and their square; those behind
+    the kept ones count as the first. `direct`: phases whose view is too small, which sends the row direct. `overflow`:
+    phases that admit more than the device's plan has room for; those rows are scanned once more.
     """
 
     view: SamplingPolicy
@@ -113,17 +97,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted effect of a policy on rows like those measured.
+    """Predicted effect of a policy on rows like those measured: an estimate of each of `QUANTITIES`, and the cost.
 
-    Attributes
-    ----------
-    policy : SamplingPolicy
-    p_band, p_exact, traffic, admitted : Estimate
-        See `QUANTITIES`; traffic as the paper counts it, without rescans.
-    overflow : float
-        Share of rows that the calibrated device scans once more for want of candidate storage.
-    row_ns : float
-        Cost of a row, rescans included.
+    `traffic` is as the paper counts it, without rescans. `overflow`: share of rows that the calibrated device scans
+    once more for want of candidate storage. `row_ns`: cost of a row, rescans included.
     """
 
     policy: SamplingPolicy

@@ -27,16 +27,8 @@ DEVICES = ("cpu", "cuda")
 class RankedRow:
     """One valid row, its upper tail in order.
 
-    Attributes
-    ----------
-    scores : ndarray of float32, shape (length,)
-        The complete valid row.
-    order : ndarray of int64, shape (kept,)
-        Positions of the best scores, best first; ties in any order.
-    keys : ndarray of uint32, shape (kept,)
-        Their ordered keys, ascending.
-    ranks : ndarray of int64, shape (kept,)
-        Their ranks from 1; equal scores share the largest.
+    `scores`: the complete valid row, float32. Of the best scores, best first: `order` has the positions, ties in any
+    order; `keys` the ordered keys, ascending; `ranks` the ranks from 1, of which equal scores share the largest.
     """
 
     def __init__(self, scores: F32, order: I64) -> None:
@@ -93,18 +85,10 @@ class RankedRow:
 
 
 def rank_rows(scores: Any, lengths: I64, keep: int, device: str = "cpu") -> Iterator[RankedRow]:
-    """Order the upper tail of every row of a block.
+    """Order the upper tail, the best `keep` scores, of every row of a block as a capture gives it.
 
-    Parameters
-    ----------
-    scores : ndarray, shape (rows, width)
-        As a capture gives them.
-    lengths : ndarray of int, shape (rows,)
-        Valid lengths, already clamped to [0, width].
-    keep : int
-        How many of the best scores to order.
-    device : {"cpu", "cuda"}
-        Where they are found. The rows come out the same but for the order of ties.
+    `lengths` are clamped to the width. `device`: "cpu" or "cuda", where the best are found; the rows come out the same
+    but for the order of ties.
     """
     matrix = widen(scores)
     if device == "cuda":

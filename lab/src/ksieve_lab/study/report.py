@@ -92,15 +92,10 @@ th:first-child, td:first-child { text-align: left; white-space: normal; min-widt
 
 
 def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
-    """Return the report as HTML.
+    """Return the report as HTML, from the payload of a study or of its result file.
 
-    Parameters
-    ----------
-    payload : mapping
-        From `run.study`, or a result file.
-    drawn : mapping
-        Figures as SVG (`figures.svg_of`), by the stems of `FIGURES`. Of a figure that is missing the report has the
-        numbers alone.
+    `drawn`: figures as SVG (`figures.svg_of`), by the stems of `FIGURES`. Of a missing one the report has the numbers
+    alone.
     """
     results = payload["results"]
     captures: Sequence[Mapping[str, Any]] = results["captures"]

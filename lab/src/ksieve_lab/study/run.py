@@ -20,13 +20,7 @@ from ksieve_lab.study.verdict import least_length, overall
 
 
 def suggested_k(captures: Sequence[Capture], k: int | None) -> int:
-    """Return `k`, or the one that the captures agree on.
-
-    Raises
-    ------
-    ArgumentError
-        If `k` is None and the captures suggest none, or different ones.
-    """
+    """Return `k`, or the one that the captures agree on; raises `ArgumentError` if there is none."""
     if k is not None:
         return check_k(k)
     suggested = {capture.k for capture in captures}
@@ -47,12 +41,8 @@ def check(
 ) -> tuple[int, list[int], str | DeviceInfo]:
     """Check the arguments of `study`; return k, the number of rows of each capture, and the device that is planned for.
 
-    Raises
-    ------
-    ArgumentError
-        Also for a capture whose rows are too short to be sampled, or to have an upper tail.
-    BackendError
-        If the device cannot be used here.
+    Raises `ArgumentError`, also for rows too short to be sampled or to have an upper tail, and `BackendError` for a
+    device that cannot be used here.
     """
     if not captures:
         raise ArgumentError("captures", "none", "at least one capture")

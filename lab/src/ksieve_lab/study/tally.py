@@ -28,16 +28,10 @@ _FIGURES = (
 
 
 class RankTally:
-    """Counts of realised complete-row ranks around one request.
+    """Counts of realised complete-row ranks around the one that was requested.
 
     Ranks are resolved exactly up to k = 2048, beyond it to k / 2048. Sums are exact, so that no order of rows, and no
     division of them among processes, changes a figure.
-
-    Parameters
-    ----------
-    k : int
-    requested : float
-        Complete-row rank that was asked for.
     """
 
     def __init__(self, k: int, requested: float) -> None:
@@ -56,15 +50,7 @@ class RankTally:
         return int(self.histogram.sum())
 
     def add(self, ranks: NDArray[np.int64], reference: Any = 0.0) -> None:
-        """Count realised ranks, and add up the squared errors that a reference expects of the same cases.
-
-        Parameters
-        ----------
-        ranks : ndarray of int64
-            `UNUSABLE` ones are counted separately.
-        reference : array_like, same shape or scalar
-            Expected squared error of each, such as `theory.exchangeable_square_error`.
-        """
+        """Count realised ranks, `UNUSABLE` ones apart, and add up the squared errors that a reference expects."""
         usable = ranks != UNUSABLE
         self.unusable += int((~usable).sum())
         found = ranks[usable]

@@ -17,13 +17,7 @@ I64 = NDArray[np.int64]
 
 
 def exchangeable_mean(q: Any, length: Any, samples: Any) -> Any:
-    """Mean complete-row rank of the q-th largest of a uniform sample: ``q (L + 1) / (n + 1)``.
-
-    Parameters
-    ----------
-    q, length, samples : array_like
-        Sample rank, row length L, sample size n; ``1 <= q <= n <= L``. They broadcast.
-    """
+    """Mean complete-row rank of the q-th largest of a uniform sample: ``q (L + 1) / (n + 1)``; arguments broadcast."""
     q, length, samples = (np.asarray(v, dtype=np.float64) for v in (q, length, samples))
     return q * (length + 1) / (samples + 1)
 
@@ -36,14 +30,7 @@ def exchangeable_variance(q: Any, length: Any, samples: Any) -> Any:
 
 
 def exchangeable_square_error(q: Any, length: Any, samples: Any, requested: Any) -> Any:
-    """Mean square of rank minus request: the variance, and the square of the rounding bias.
-
-    Parameters
-    ----------
-    q, length, samples : array_like
-    requested : array_like
-        Complete-row rank that was asked for; ``q = ceil(requested / stride)`` rounds it up.
-    """
+    """Mean square of rank minus request: the variance, and the square of the bias of rounding q up."""
     bias = exchangeable_mean(q, length, samples) - np.asarray(requested, dtype=np.float64)
     return exchangeable_variance(q, length, samples) + bias**2
 
@@ -86,20 +73,12 @@ def tail_mean(k: int, gaps: Any) -> Any:
 
 
 def tail_quantile(k: int, gaps: Any, probability: float) -> F64:
-    """Quantile of the retained tail C(eps) over rows, where the score density is locally flat.
+    """Quantile of the retained tail C(eps), eps at least 1, over rows, where the score density is locally flat.
 
-    Spacings of neighbouring order statistics are then independent exponentials (Renyi), so the adjacent gap that
-    eps is counted in scatters itself: given the gap, scores beyond rank K + 1 are a Poisson count of mean
+    Spacings of neighbouring order statistics are then independent exponentials (Renyi), so the adjacent gap that eps is
+    counted in scatters itself: given the gap, scores beyond rank K + 1 are a Poisson count of mean
     ``(eps - 1) * gap / mean gap``, and over rows ``C - K - 1`` is geometric with mean ``eps - 1``. Its mean is the
     paper's relation; its median, ``K + 0.69 eps``, lies lower, because most gaps are smaller than the mean one.
-
-    Parameters
-    ----------
-    k : int
-    gaps : array_like
-        eps, at least 1.
-    probability : float
-        Between 0 and 1, exclusive.
     """
     eps = np.maximum(np.asarray(gaps, dtype=np.float64), 1.0)
     with np.errstate(divide="ignore"):

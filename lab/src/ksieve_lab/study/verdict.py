@@ -60,22 +60,12 @@ def plans_of(capture: Capture, k: int, device: str | DeviceInfo = "cpu") -> list
 
 @dataclass
 class Judged:
-    """Effect of one plan on the rows studied, summed over rows.
+    """Effect of one plan, of the statistics build (`length_bins.stats_plan`), summed over the rows studied.
 
-    Attributes
-    ----------
-    plan : Plan
-        The plan of the statistics build (`length_bins.stats_plan`).
-    tally : RankTally or None
-        Scores that the primary boundary admits, over all phases; None without a policy.
-    phases, band, recovered, direct, scanned_twice : int
-        Phases in all, and those that scan the rescue band, that end in exact recovery, whose view is too small, and
-        that are therefore scanned twice.
-    rescans, scans : int
-    view : Fraction
-        Exact sums over rows, of the model: scans for want of candidate storage, sampled scores in units of the row, and
-        complete scans.
-    rows : int
+    `tally`: scores that the primary boundary admits, over all phases; None without a policy. `phases` in all, and those
+    that scan the rescue `band`, end `recovered`, are too small and go `direct`, and are therefore `scanned_twice`. Of
+    the model, exact sums over rows: `rescans` for want of candidate storage, complete `scans`, and the `view`, sampled
+    scores in units of the row.
     """
 
     plan: Plan
@@ -164,11 +154,8 @@ class Judged:
 def verdict(own: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Answer for one capture, from `Judged.results` of its plan and of every named policy.
 
-    Returns
-    -------
-    dict
-        ``answer``: "yes" if the plan's own policy holds, "with NAME only" if another one does, else "no";
-        ``with``: that NAME or None.
+    ``answer``: "yes" if the plan's own policy holds, "with NAME only" if another one does, else "no"; ``with``: that
+    NAME.
     """
     return _answer(bool(own["holds"]), [p["name"] for p in policies if p["holds"] and p["name"] != own["name"]])
 

@@ -47,23 +47,11 @@ def realised_ranks(
 ) -> I64:
     """Complete-row ranks of the boundaries that each phase would propose: J_a(q), or the admitted C(tau).
 
-    Parameters
-    ----------
-    row : RankedRow
-    view : SamplingPolicy
-        With a "coarse" boundary, the rank is that of the sampled score's whole bin, as admitted.
-    sample_ranks : sequence of int
-        q, from 1.
-    beyond : bool
-        Whether a boundary behind the row's kept scores is looked up in the complete row. Otherwise it is given as
-        the first rank not kept, which is enough where all that counts is that it lies far down.
-    row_id : int
-        Row number whose hash a jittered view has; a regular one has the same phases in every row.
-
-    Returns
-    -------
-    ndarray of int64, shape (view.stride, len(sample_ranks))
-        Ties count at their worst; `UNUSABLE` where the view is too small.
+    The result has the shape (view.stride, sample ranks). Sample ranks count from 1. Ties count at their worst;
+    `UNUSABLE` stands where the view is too small. With a "coarse" boundary, the rank is that of the sampled score's
+    whole bin. A boundary behind the row's kept scores is looked up in the complete row if `beyond`; else it is given as
+    the first rank not kept, which is enough where it counts only that it lies far down. `row_id` decides the hash of a
+    jittered view.
     """
     wanted = np.asarray(sample_ranks, dtype=np.int64)
     order = row.order

@@ -40,14 +40,7 @@ OURS = "ksieve"
 class Trace:
     """Calls in order.
 
-    Attributes
-    ----------
-    name : str
-    k : int or None
-        Slots per row; None leaves it to the replay.
-    calls : tuple of Invocation
-    requests : tuple of dict
-        Requests from which the calls were generated; empty for other traces.
+    `k`: slots per row; None leaves it to the replay. `requests`: those from which the calls were generated, if any.
     """
 
     name: str
@@ -57,19 +50,9 @@ class Trace:
 
     @classmethod
     def of_requests(cls, name: str, requests: Sequence[Mapping[str, int]], k: int | None = None) -> Trace:
-        """Generate a trace: the requests are served one after the other.
+        """Generate a trace: requests, arguments of `serving.invocations`, are served one after the other.
 
-        Parameters
-        ----------
-        name : str
-        requests : sequence of mapping
-            Arguments of `ksieve_lab.traces.serving.invocations`; ``prompt`` is required.
-        k : int, optional
-
-        Raises
-        ------
-        ArgumentError
-            If a request has a field that does not exist, or a number out of range.
+        Raises `ArgumentError` if a request lacks ``prompt``, has a field that does not exist, or a number out of range.
         """
         calls: list[Invocation] = []
         for request in requests:
@@ -101,13 +84,7 @@ EXAMPLE = Trace.of_requests(
 
 
 def load(source: str | os.PathLike[str]) -> Trace:
-    """Load a trace: the paper's "245K" or "430K", a JSON file, or a recording's capture.
-
-    Raises
-    ------
-    FileFormatError
-        If a file is no trace; the message names the file and the fault.
-    """
+    """Load a trace: the paper's "245K" or "430K", a JSON file, or a recording's capture."""
     path = as_path(source, "source")
     text, fault = str(path), unreadable(path)
     if text.upper() in PAPER_REQUESTS and fault:
@@ -173,7 +150,6 @@ def _of_recording(path: Path, capture: Capture) -> Trace:
 def run(
     trace: Trace,
     *,
-    k: int | None = None,
     scores: str | os.PathLike[str] = "endpoint",
     backend: str = "auto",
     policy: SamplingPolicy | str | None = None,
@@ -182,42 +158,17 @@ def run(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Replay a trace.
+    """Replay a trace; returns a result's payload: ``calls`` in order, and sums over all, by phase and by step.
 
-    Parameters
-    ----------
-    trace : Trace
-    k : int, optional
-        Slots per row; the trace's own when omitted.
-    scores : str or path
-        "endpoint", "normal", another producer's name, or the path of a capture: its rows are used in turn, joined end
-        to end where they are too short. A recording replayed with itself gives every call the rows it had.
-    backend : {"auto", "cpu", "cuda", "reference"}
-    policy : SamplingPolicy or str, optional
-        Instead of the planner's choice.
-    rounds : int
-        Timed rounds per call; its median counts.
-    peers : sequence of str or None
-        On CUDA, other selectors that are timed too; None means all that are installed.
-    seed : int
-    progress : callable, optional
-        Called as ``progress(calls done, calls in all)``.
-
-    Returns
-    -------
-    dict
-        For `record.write_json`: ``calls`` in order, and sums over all, by phase and by step.
-
-    Raises
-    ------
-    ArgumentError
-        If an argument cannot be used.
-    BackendError
-        If the backend cannot run here.
+    `scores`: "endpoint", "normal", another producer's name, or the path of a capture: its rows are used in turn, joined
+    end to end where they are too short. A recording replayed with itself gives every call the rows it had. `policy` is
+    taken instead of the planner's choice. `rounds`: timed ones of each call; its median counts. `peers`: on CUDA, other
+    selectors that are timed too; None means all that are installed. `progress` is called as
+    ``progress(calls done, calls in all)``. Raises `ArgumentError`, and `BackendError` if the backend cannot run here.
     """
-    if k is None and trace.k is None:
+    if trace.k is None:
         raise ArgumentError("k", None, f"an int from 1 to {problem.MAX_K}: the trace names none")
-    slots = problem.check_k(trace.k if k is None else k)
+    slots = problem.check_k(trace.k)
     if rounds < 1:
         raise ArgumentError("rounds", rounds, "an int of at least 1")
     if not trace.calls:

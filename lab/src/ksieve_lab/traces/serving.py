@@ -39,20 +39,10 @@ LengthsRule = Literal["causal", "equal"]
 class Invocation:
     """One Top-K call of a trace.
 
-    Attributes
-    ----------
-    phase : {"prefill", "decode"}
-    step : int
-        Scheduler step it belongs to, from 0 over the whole trace.
-    rows : int
-        Queries.
-    width : int
-        Allocated scores per row: the keys there are when the step has been taken.
-    first : int
-        Position of the first row's query in its request, from 0.
-    rule : {"causal", "equal"}
-        "causal": consecutive queries of one request, row r sees ``first + 1 + r`` keys. "equal": one query each of
-        several requests of the same length, every row sees ``first + 1`` keys.
+    `step`: scheduler step it belongs to, from 0 over the whole trace. `rows`: queries. `width`: allocated scores per
+    row, the keys there are when the step has been taken. `first`: position of the first row's query in its request,
+    from 0. `rule`: with "causal", consecutive queries of one request, row r sees ``first + 1 + r`` keys; with "equal",
+    one query each of several requests of the same length, every row sees ``first + 1`` keys.
     """
 
     phase: Literal["prefill", "decode"]
@@ -82,31 +72,12 @@ def invocations(
     decode_steps: int = 0,
     batch: int = 1,
 ) -> list[Invocation]:
-    """List the selections of a batch of equal requests: each prefilled in turn, then decoded together.
+    """List the selections of a batch of equal requests in their order: each prefilled in turn, then decoded together.
 
-    Parameters
-    ----------
-    prompt : int
-        Prompt tokens of a request.
-    step_tokens : int
-        Most query tokens of a scheduler step.
-    budget_bytes : int
-        Most bytes of an invocation's score matrix; at least one row is always taken.
-    decode_steps : int
-        Tokens generated after the prompt. The first of them comes out of the prefill, yet every one is itself a query
-        of a decode step.
-    batch : int
-        Requests.
-
-    Returns
-    -------
-    list of Invocation
-        In the order they are made.
-
-    Raises
-    ------
-    ArgumentError
-        If a number is out of range.
+    `prompt`: tokens of a request. `step_tokens`: most query tokens of a scheduler step. `budget_bytes`: most bytes of
+    an invocation's score matrix; at least one row is always taken. `decode_steps`: tokens generated after the prompt;
+    the first of them comes out of the prefill, yet every one is itself a query of a decode step. `batch`: requests.
+    Raises `ArgumentError` if a number is out of range.
     """
     for name, value, least in (
         ("prompt", prompt, 0), ("step_tokens", step_tokens, 1), ("budget_bytes", budget_bytes, 1),

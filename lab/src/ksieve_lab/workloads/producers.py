@@ -23,13 +23,7 @@ PRODUCERS: dict[str, Producer] = {producer.name: producer for producer in (*NATU
 
 
 def find_producer(name: str) -> Producer:
-    """Look up a producer; hyphens may stand for underscores.
-
-    Raises
-    ------
-    ArgumentError
-        If there is none of that name.
-    """
+    """Look up a producer; hyphens may stand for underscores."""
     try:
         return PRODUCERS[name.replace("-", "_")]
     except KeyError:

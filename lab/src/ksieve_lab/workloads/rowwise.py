@@ -34,15 +34,10 @@ def line_of(make: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """A family of synthetic scores.
+    """A family of synthetic scores, made by ``make_row(rng, width, row, k, **options) -> (width,)``.
 
-    Attributes
-    ----------
-    make_row : callable
-        ``make_row(rng, width, row, k, **options) -> (width,)``. Its name and the first line of its documentation are
-        the producer's.
-    adversarial : bool
-        Whether the family is designed to break selectors, not to resemble real scores.
+    The function's name and the first line of its documentation are the producer's. `adversarial` says whether the
+    family is designed to break selectors, not to resemble real scores.
     """
 
     make_row: Callable[..., Any]
