@@ -20,7 +20,7 @@ from ksieve.planning.devices import DEVICES
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.study import calibrate as calibration
-from ksieve_lab.study import costs, predict, theory
+from ksieve_lab.study import costs, predict
 from ksieve_lab.study.intervals import estimate_mean, estimate_rate, wilson
 from ksieve_lab.study.measure import KEPT
 from ksieve_lab.study.ranked import rank_rows
@@ -135,28 +135,6 @@ def test_a_prediction_of_a_jittered_policy_is_what_rows_meet():
     spread = np.sqrt(square - admitted**2)
     assert abs(stats.admitted0.mean() - admitted) < 4 * spread * np.sqrt(1 / rows + 1 / 320)
     assert direct == 0
-
-
-def test_lines_and_quads_are_calibrated_jittered():
-    assert {view.name.split("-")[0] for view in predict.shapes() if view.jitter} == {"lines", "quads"}
-    assert not any(view.jitter for view in predict.shapes() if view.name.startswith("single"))
-
-
-def test_rates_of_exchangeable_rows_are_the_hypergeometric_ones(tmp_path):
-    k, length = 128, 8192
-    write_synthetic(tmp_path / "a.safetensors", "random_normal", 96, length, seed=1, k=k)
-    view = SamplingPolicy("quads-32", 32, group=4, boundary="exact")
-    ranks = np.arange(4, 10)
-    blocks = np.arange(96) // 3
-    with open_capture(tmp_path / "a.safetensors") as capture:
-        rows = rank_rows(capture.rows_block(0, 96), np.full(96, length), 8 * k)
-        underfill = np.array([predict.try_row(row, view, ranks, k, np.full(6, 999))[0] for row in rows])
-    for i, q in enumerate(ranks):
-        estimate = estimate_rate(underfill[:, i], blocks, 96)
-        truth = theory.underfill_probability(k, int(q), length, length // 32)
-        assert 0.005 < truth < 0.9
-        assert estimate.low <= truth <= estimate.high, q
-        assert estimate.high < 2.5 * truth, "an interval that covers everything says nothing"
 
 
 @pytest.mark.parametrize("k", [1, 7, 512, 2048, 4096])

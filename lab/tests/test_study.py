@@ -71,21 +71,6 @@ def test_a_descending_row_by_hand(tmp_path):
     assert even[64, 1] == pytest.approx(np.square(counts - 64 * share).sum() / expected)
 
 
-@pytest.mark.extended
-def test_policies_are_measured_as_the_model_runs_them(tmp_path):
-    from ksieve.core.policy import POLICIES
-    from ksieve.model import reference
-
-    k, rows = 512, 128
-    scores = np.random.default_rng(2).standard_normal((rows, 40_000)).astype(np.float32)
-    found = study_of(capture_of(tmp_path / "a.safetensors", scores), k).results()
-    for entry in found["policies"]:
-        policy = POLICIES[entry["name"]]
-        _, stats = reference.select(scores[:8], np.full(8, 40_000), k, policy=policy)
-        assert entry["count"] == rows * policy.stride
-        assert entry["p05"] * 0.7 <= np.median(stats.admitted0) / k <= entry["p95"] * 1.3
-
-
 def test_tied_rows_have_neither_a_tail_nor_ranks(tmp_path):
     rng = np.random.default_rng(0)
     scores = np.stack([np.ones(1000), rng.standard_normal(1000), np.maximum(rng.standard_normal(1000) - 2, 0)])

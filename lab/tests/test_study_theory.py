@@ -26,19 +26,6 @@ def test_exchangeable_moments_are_those_of_every_subset(length, samples):
             assert theory.underfill_probability(k, q, length, samples) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
-def test_variance_nears_the_papers_approximation_in_long_rows():
-    k, s, length = 3072, 128, 1 << 24
-    exact = theory.exchangeable_variance(k // s, length, length // s)
-    assert exact == pytest.approx(k * (s - 1) * (1 - k / length), rel=0.01)
-
-
-def test_underfill_probability_nears_the_binomial_in_long_rows():
-    k, q, s = 2048, 24, 128
-    binomial = math.fsum(math.comb(k - 1, x) * s**-x * (1 - 1 / s) ** (k - 1 - x) for x in range(q, 200))
-    assert theory.underfill_probability(k, q, s << 20, 1 << 20) == pytest.approx(binomial, rel=1e-3)
-    assert theory.underfill_probability(k, q, 262_144, 2048) == pytest.approx(binomial, rel=0.03)
-
-
 @pytest.mark.parametrize("stride", [1, 2, 3, 8, 16])
 def test_interval_identity_by_exact_counting(stride):
     for begin in range(2 * stride + 1):
@@ -47,18 +34,6 @@ def test_interval_identity_by_exact_counting(stride):
             counted = np.bincount(positions % stride, minlength=stride)
             assert np.array_equal(theory.interval_counts(begin, size, stride), counted)
             assert set(counted) <= {size // stride, math.ceil(size / stride)}
-
-
-@pytest.mark.extended
-def test_tail_quantiles_are_those_of_exponential_spacings():
-    rng = np.random.default_rng(1)
-    k, eps, rows = 100, 50.0, 40_000
-    spacings = rng.standard_exponential((rows, 1000))
-    reach = eps * spacings[:, :1]
-    counts = k + (np.cumsum(spacings, axis=1) <= reach * (1 + 1e-12)).sum(axis=1)
-    assert counts.mean() == pytest.approx(theory.tail_mean(k, eps), rel=0.01)
-    for p in (0.05, 0.5, 0.95):
-        assert np.quantile(counts, p) - k == pytest.approx(float(theory.tail_quantile(k, eps, p)) - k, rel=0.06, abs=1)
 
 
 def test_tail_of_one_gap_is_one_more_score():

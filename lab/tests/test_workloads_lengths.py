@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 
 from ksieve_lab.workloads import LENGTHS
-from ksieve_lab.workloads.rowwise import line_of
 
 INT32 = np.iinfo(np.int32)
-
-
-def test_the_table():
-    assert list(LENGTHS) == ["full", "causal", "ragged", "uniform", "adversarial", "blocks"]
-    assert all(map(line_of, LENGTHS.values()))
 
 
 @pytest.mark.parametrize("name", LENGTHS)

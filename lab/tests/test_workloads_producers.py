@@ -34,21 +34,6 @@ def kth(scores, k=K):
     return np.sort(order_key(scores), axis=1)[:, k - 1]
 
 
-def test_the_table_has_the_announced_families_and_a_line_on_each():
-    natural = {n for n, p in PRODUCERS.items() if not p.adversarial}
-    assert natural == {
-        "random_normal", "endpoint_structured", "smooth_structured", "relu_plateau", "heavy_tailed", "v41_blocks",
-        "glm_pools", "msa_blocks",
-    }  # fmt: skip
-    assert {
-        "all_equal", "two_values", "one_coarse_bin", "ascending", "descending", "stride_peak", "stride_hole",
-        "view_peak", "view_hole", "descending_subnormals", "infinities", "nan_sprinkled", "signed_zeros", "huge_ties",
-        "fp16_midpoints", "equal_blocks", "one_block", "forced_best", "forced_worst",
-    } <= PRODUCERS.keys()  # fmt: skip
-    for name, producer in PRODUCERS.items():
-        assert producer.name == name and 10 < len(producer.description) < 120
-
-
 @EVERY
 @pytest.mark.parametrize("width", [0, 1, 2, 3, 9, 10, 64, 1000])
 def test_any_small_shape_works_without_a_warning(name, width, recwarn):
