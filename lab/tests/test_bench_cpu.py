@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.core.errors import ArgumentError, FileFormatError, VerificationError
+from bench_host import invoke
+from ksieve.cli import exits
+from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
 from ksieve.core.problem import SCORE_DTYPES
-from ksieve_lab.bench import contenders, cpu, record, runner, startup, tables
+from ksieve.planning.tune.timing import Contender
+from ksieve_lab.bench import cpu, record, runner, startup, tables
+from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.report import told
 
@@ -97,7 +101,7 @@ def test_every_adversarial_family_is_set_beside_plain_rows():
 
 
 @pytest.mark.parametrize("wrong", ["first", "poison"])
-def test_an_inexact_answer_stops_the_measurement(monkeypatch, wrong):
+def test_an_inexact_answer_fails_the_command(monkeypatch, wrong):
     honest = cpu.api.topk
 
     def topk(scores, lengths=None, k=None, *, out=None, **options):
@@ -108,35 +112,32 @@ def test_an_inexact_answer_stops_the_measurement(monkeypatch, wrong):
         return out  # "poison": nothing written, so what stands there must not look like an answer
 
     monkeypatch.setattr(cpu.api, "topk", topk)
-    with pytest.raises(VerificationError, match="ksieve on 3 x 4000"):
-        measure()
+    done = invoke("cpu", "--shapes", "3x4000", "--k", 50, "--only", "compared", "--rounds", 1)
+    assert done.exit_code == exits.Exit.REFUTED, done.output
 
 
 def test_another_library_that_is_inexact_is_recorded(monkeypatch):
-    monkeypatch.setattr(
-        contenders.np, "argpartition", lambda scores, at, axis: np.tile(np.arange(scores.shape[1]), (3, 1))
-    )
+    monkeypatch.setattr(cpu.np, "argpartition", lambda scores, at, axis: np.tile(np.arange(scores.shape[1]), (3, 1)))
     payload = measure()
     assert payload["results"]["compared"][0]["exact"][cpu.ARGPARTITION] is False
 
 
-def test_answers_are_poisoned_before_each_run():
-    out = np.zeros((2, 3), np.int32)
-    seen = []
-    contender = contenders.Contender(
-        "ksieve", lambda: seen.append(out.copy()), lambda: contenders.fill(out), judged=False
-    )
-    plan = ksieve.plan(rows=2, width=9, k=3)
-    contenders.rotate([contender], np.zeros((2, 9), np.float32), plan, 2)
-    assert len(seen) == 3
-    assert all((values == contenders.POISON).all() for values in seen)
-
-
-def test_rounds_start_with_another_contender_each():
+def test_answers_are_poisoned_and_judged_in_every_round_outside_the_clock():
     order = []
-    three = [contenders.Contender(name, lambda name=name: order.append(name), judged=False) for name in "abc"]
-    contenders.rotate(three, np.zeros((1, 9), np.float32), ksieve.plan(rows=1, width=9, k=3), 2)
-    assert "".join(order) == "cab" + "abc" + "bca"
+    contender = Contender("a", lambda i: order.append("run"), lambda i: True, lambda i: order.append("poison"))
+    (timing,) = measure_host([contender], 1, 0, rounds=2, every_round=True)
+    assert order == ["poison", "run"] * 3 and timing.exact is True and len(timing.rounds) == 2
+
+
+def test_rounds_start_with_another_contender_each_and_errors_stay_alone():
+    order = []
+    three = [Contender(name, lambda i, name=name: order.append(name)) for name in "abc"]
+    broken = Contender("broken", lambda i: 1 / 0)
+    *found, last = measure_host([*three, broken], 1, 0, rounds=2)
+    assert "".join(order) == "abc" + "abc" + "bca" and [len(t.rounds) for t in found] == [2, 2, 2]
+    assert "ZeroDivisionError" in last.error and last.rounds == []
+    with pytest.raises(BackendError, match="broken: ZeroDivisionError"):
+        cpu._timed([broken], 1)
 
 
 def test_progress_reaches_its_total():
@@ -193,7 +194,7 @@ def test_a_file_that_is_no_capture_is_refused_before_measuring(tmp_path):
 
 
 def test_import_is_timed_in_a_process_of_its_own(monkeypatch):
-    assert float(startup._fresh(startup._IMPORT)) > 0
+    assert startup.import_seconds(1) > 0
     monkeypatch.setattr(startup, "_IMPORT", "print(1.5)")
     assert startup.import_seconds(3) == 1.5
 
@@ -210,7 +211,7 @@ print(len(double.stats.cache_misses))
 @pytest.mark.extended
 def test_first_calls(monkeypatch):
     """A small function stands in for the kernels, whose compilation takes long."""
-    assert float(startup._fresh(startup._FIRST_CALL)) > 0
+    assert startup.Fresh("-c", startup._FIRST_CALL).said() > 0
     monkeypatch.setattr(startup, "_FIRST_CALL", FIRST)
     assert startup.first_call_seconds(1) == (1.0, 0.0)
 
@@ -222,11 +223,6 @@ def test_memory_beside_the_arguments_is_bounded():
         pytest.skip("no /proc")
     # Stacks and machine code that are first touched in the measured call count too.
     assert extra / 2 <= 256 * 1024
-
-
-def test_a_failing_process_says_why():
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        startup._fresh("1 / 0")
 
 
 # ---- record and tables -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from ksieve_lab.bench import (  # noqa: E402
     engines,
     first_calls,
     record,
+    startup,
 )
 from ksieve_lab.report import specs, tables  # noqa: E402
 from ksieve_lab.report.specs import engines as engine_pages  # noqa: E402
@@ -180,7 +181,7 @@ class Fresh:
             return {"kernels": [{}, {}], "compiled": 2 * new}
         assert not list(Path(cache).glob("*")) if Path(cache).exists() else cache.endswith("built")
         if json.loads(self.arguments[2])["adapter"] == "sglang.topk" and bundle:
-            return {"error": "the process took more than 60 s"}
+            raise BackendError("the process took more than 60 s")
         compiled = int(cache not in self.built and bundle not in self.built)
         return {"seconds": 5.0 if compiled else 0.01, "again_seconds": 1e-5, "compiled": compiled}
 
@@ -238,7 +239,10 @@ def test_first_calls_that_are_interrupted_keep_what_is_known(host, interpreters,
 
 
 def test_a_build_that_fails_leaves_its_error(interpreters, monkeypatch):
-    monkeypatch.setattr(Fresh, "said", lambda self, seconds=0: {"error": "the process failed: no compiler"})
+    def failed(self, seconds=0):
+        raise BackendError("the process failed: no compiler")
+
+    monkeypatch.setattr(Fresh, "said", failed)
     found = first_calls.run(first_calls.FIRSTS[:1])
     assert found["calls"][0][first_calls.BUILT] == {"error": "the process failed: no compiler"}
     assert engine_pages.built(found["builds"][0]).endswith("up to 16 x 131,072: the process failed: no compiler")
@@ -246,15 +250,15 @@ def test_a_build_that_fails_leaves_its_error(interpreters, monkeypatch):
 
 def test_a_process_says_what_it_found_or_why_not():
     good = "import os, sys; print('ready', flush=True); sys.stdin.readline(); print(os.environ['A'])"
-    process = first_calls.Fresh("-c", good, A="[7]")
+    process = startup.Fresh("-c", good, A="[7]")
     process.ready()
     assert process.said() == [7]
-    failed = first_calls.Fresh("-c", "import sys; sys.exit('no such luck in /usr/lib/x.so')")
+    failed = startup.Fresh("-c", "import sys; sys.exit('no such luck in /usr/lib/x.so')")
     failed.ready()
-    assert failed.said() == {"error": "the process failed: no such luck in x.so"}
-    assert first_calls.Fresh("-c", "print('x')").said()["error"].startswith("the process printed no JSON")
-    slow = first_calls.Fresh("-c", "import time; time.sleep(60)")
-    assert slow.said(0.1) == {"error": "the process took more than 0.1 s"}
+    assert first_calls._said(failed) == {"error": "the process failed: no such luck in x.so"}
+    for code, seconds, why in (("print('x')", 60, "printed no JSON"), ("import time; time.sleep(60)", 0.1, "0.1 s")):
+        with pytest.raises(BackendError, match=why):
+            startup.Fresh("-c", code).said(seconds)
 
 
 def test_pages_of_engines(bench, tmp_path):

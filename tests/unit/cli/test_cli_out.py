@@ -87,8 +87,8 @@ def test_commands_refuse_such_an_output_before_any_work(
         writer.write(np.zeros((4, 4000), np.float32), np.full(4, 4000, np.int32))
     (there / "ro").mkdir()
     unwritable(monkeypatch, there / "ro")
-    for module in ("ksieve_lab.captures.format", "ksieve_lab.traces.replay", "ksieve_lab.bench.contenders"):
-        for name in ("Capture", "run", "rotate"):
+    for module in ("ksieve_lab.captures.format", "ksieve_lab.traces.replay", "ksieve_lab.bench.cpu"):
+        for name in ("Capture", "run", "measure_host"):
             monkeypatch.setattr(f"{module}.{name}", lambda *_, **__: pytest.fail("worked"), raising=False)
     for words in (
         ("study", "s.safetensors", "--out", "ro"),

@@ -8,10 +8,10 @@ measures the costs outside a call.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,17 @@ from numpy.typing import NDArray
 
 from ksieve import api
 from ksieve.backends import cpu
-from ksieve.core.errors import ArgumentError
+from ksieve.checking.verify import verify
+from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.keys import widen
 from ksieve.core.options import Options
 from ksieve.core.paths import unreadable
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
 from ksieve.planning.plan import Plan
-from ksieve_lab.bench import aimed, contenders, record, startup
-from ksieve_lab.bench.contenders import ARGPARTITION, FLOOR, TORCH
+from ksieve.planning.tune.timing import Contender
+from ksieve_lab.bench import aimed, record, startup
+from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.shape_lists import words
 from ksieve_lab.captures.format import open_capture
@@ -37,6 +39,10 @@ from ksieve_lab.workloads.adversarial import ADVERSARIAL
 from ksieve_lab.workloads.producers import find_producer
 
 F32 = NDArray[np.float32]
+
+FLOOR = "numpy max(axis=1)"
+TORCH = "torch.topk(sorted=False)"
+ARGPARTITION = "numpy.argpartition"
 
 PARTS = ("compared", "short", "options", "adversarial", "start")
 """What can be measured; adversarial rows include those that a search finds."""
@@ -76,15 +82,10 @@ def measure(settings: Settings, live: Live) -> Facts:
     """Measure the CPU backend. With shapes of the user's, many short rows and calls with options are left out.
 
     A capture wider than a shape is cut; a narrower one has its rows joined end to end until they are wide enough.
-
-    Raises
-    ------
-    VerificationError
-        If ksieve gave an inexact answer; another library's is recorded.
     """
     k, rounds, seed, fixed = settings.k, settings.rounds, settings.seed, settings.fixed
     parts, usual, shapes = cases(settings), not settings.shapes.items, settings.shapes.items or SHAPES
-    sources, has_torch = words(settings.scores), contenders.has_torch()
+    sources, has_torch = words(settings.scores), _has_torch()
     families = [p.name for p in ADVERSARIAL] if "adversarial" in parts else []
     loaded = {source: _check_source(source) for source in sources} if "compared" in parts else {}
     results: Facts = {"compared": [], "short": [], "options": [], "adversarial": [], "aimed": []}
@@ -171,23 +172,64 @@ def _capture_rows(path: str, rows: int, width: int) -> tuple[str, F32]:
 # ---- timing ----------------------------------------------------------------------------------------------
 
 
+def _ksieve(scores: Any, plan: Plan, name: str = "ksieve") -> Contender:
+    """`ksieve.topk` of an array or a tensor, with its plan, into an array made beforehand."""
+    out = np.empty((scores.shape[0], plan.problem.k), np.int32)
+    return _judged(name, lambda: api.topk(scores, plan=plan, out=out), scores, out)
+
+
+def _torch(scores: Any, k: int) -> Contender:
+    """`torch.topk` of a tensor, into arrays made beforehand."""
+    import torch
+
+    values, indices = (torch.empty((scores.shape[0], k), dtype=dtype) for dtype in (scores.dtype, torch.int64))
+    run = lambda: torch.topk(scores, k, dim=1, sorted=False, out=(values, indices))  # noqa: E731
+    return _judged(TORCH, run, scores, indices.numpy())
+
+
+def _argpartition(scores: F32, k: int) -> Contender:
+    out, width = np.empty((len(scores), k), np.int64), scores.shape[1]
+
+    def run() -> None:
+        nonlocal out
+        out = np.argpartition(scores, width - k, axis=1)[:, width - k :]
+
+    return Contender(ARGPARTITION, lambda _: run(), lambda _: verify(scores, None, out, k=k).ok)
+
+
+def _judged(name: str, run: Callable[[], Any], scores: Any, out: NDArray[Any]) -> Contender:
+    """A contender that leaves its answer in an array, which does not look like one before."""
+    check = lambda _: verify(scores, None, out, k=out.shape[1]).ok  # noqa: E731
+    return Contender(name, lambda _: run(), check, lambda _: out.fill(-(1 << 30)))
+
+
+def _timed(contenders: Sequence[Contender], rounds: int) -> dict[str, Facts]:
+    """Time contenders on the same rows and verify all their answers; an error is raised."""
+    found = measure_host(contenders, 1, 0, rounds=rounds, every_round=True)
+    for timing in found:
+        if timing.error:
+            raise BackendError(f"{timing.name}: {timing.error}")
+    medians, exact = {t.name: t.median / 1e6 for t in found}, {t.name: t.exact for t in found if t.exact is not None}
+    return {"median_seconds": medians, "spread": {t.name: record.spread(t.rounds) for t in found}, "exact": exact}
+
+
 def _compare(load: Load, plan: Plan, rounds: int, seed: int) -> Iterator[Facts]:
     """Time every contender on the same rows; the ratios are of medians."""
-    what, scores = load(plan.problem.rows, plan.problem.width, plan.problem.k, seed)
-    seconds, exact = contenders.rotate(contenders.every(scores, plan), scores, plan, rounds)
-    _, stats = api.topk(scores, plan=plan, return_stats=True)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    k = plan.problem.k
+    what, scores = load(plan.problem.rows, plan.problem.width, k, seed)
+    every = [_ksieve(scores, plan), _argpartition(scores, k), Contender(FLOOR, lambda _: scores.max(axis=1))]
+    if _has_torch():
+        import torch
+
+        every.append(_torch(torch.from_numpy(scores), k))
+    found = _timed(every, rounds)
+    medians = found["median_seconds"]
     own = medians["ksieve"]
+    faster = {name: medians[name] / own for name in (TORCH, ARGPARTITION) if name in medians}
     yield {
-        "source": what,
-        "median_seconds": medians,
-        "spread": {name: record.spread(values) for name, values in seconds.items()},
-        "exact": exact,
-        "times_faster_than": {name: medians[name] / own for name in (TORCH, ARGPARTITION) if name in medians},
-        "rate_of_max": medians[FLOOR] / own,
-        "scores_per_second": scores.size / own,
-        **_account(stats),
-    }
+        "source": what, **found, "times_faster_than": faster, "rate_of_max": medians[FLOOR] / own,
+        "scores_per_second": scores.size / own, **_account(scores, plan),
+    }  # fmt: skip
 
 
 def _short(rows: int, width: int, k: int, dtype: str, rounds: int, seed: int) -> Iterator[Facts]:
@@ -196,36 +238,24 @@ def _short(rows: int, width: int, k: int, dtype: str, rounds: int, seed: int) ->
 
     scores = torch.from_numpy(find_producer(BASELINE)(rows, width, seed=seed, k=k)).to(getattr(torch, dtype))
     plan = api.plan(rows=rows, width=width, k=k, dtype=dtype)
-    both = [contenders.ksieve_topk(scores, plan, "ksieve"), contenders.torch_topk(scores, k)]
-    seconds, exact = contenders.rotate(both, scores, plan, rounds)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    yield {
-        "rows": rows,
-        "width": width,
-        "k": k,
-        "dtype": dtype,
-        "median_seconds": medians,
-        "spread": {name: record.spread(values) for name, values in seconds.items()},
-        "exact": exact,
-        "times_faster_than": {TORCH: medians[TORCH] / medians["ksieve"]},
-    }
+    found = _timed([_ksieve(scores, plan), _torch(scores, k)], rounds)
+    faster = found["median_seconds"][TORCH] / found["median_seconds"]["ksieve"]
+    yield {"rows": rows, "width": width, "k": k, "dtype": dtype, **found, "times_faster_than": {TORCH: faster}}
 
 
-def _options(rows: int, width: int, k: int, threads: int, rounds: int, seed: int) -> list[Facts]:
+def _options(rows: int, width: int, k: int, threads: int, rounds: int, seed: int) -> Iterator[Facts]:
     """Time the plain call and one with each option in turns."""
-    scores = find_producer(BASELINE)(rows, width, seed=seed, k=k)
-    asked = {"plain": Options()} | OPTIONS
-    plans = {
-        name: replace(api.plan(rows=rows, width=width, k=k, options=o), threads=threads) for name, o in asked.items()
-    }
-    calls = [contenders.ksieve_topk(scores, plan, name) for name, plan in plans.items()]
-    seconds, _ = contenders.rotate(calls, scores, plans["plain"], rounds)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    shape = {"rows": rows, "width": width, "k": k, "threads": threads}
-    return [
-        {"option": name, **shape, "median_seconds": medians[name], "times_plain": medians[name] / medians["plain"]}
-        for name in medians
-    ]
+    scores, calls = find_producer(BASELINE)(rows, width, seed=seed, k=k), []
+    for name, options in ({"plain": Options()} | OPTIONS).items():
+        plan = api.plan(rows=rows, width=width, k=k, options=options)
+        calls.append(_ksieve(scores, replace(plan, threads=threads), name))
+    found = _timed(calls, rounds)
+    medians = found["median_seconds"]
+    for name, seconds in medians.items():
+        yield {
+            "option": name, "rows": rows, "width": width, "k": k, "threads": threads, "median_seconds": seconds,
+            "times_plain": seconds / medians["plain"], "exact": found["exact"][name],
+        }  # fmt: skip
 
 
 def _hostile(family: str, plan: Plan, rounds: int, seed: int) -> Iterator[Facts]:
@@ -236,19 +266,12 @@ def _hostile(family: str, plan: Plan, rounds: int, seed: int) -> Iterator[Facts]
 
 
 def _in_turns(scores: F32, plain: F32, plan: Plan, rounds: int) -> Facts:
-    both = [
-        contenders.ksieve_topk(scores, plan, "family"),
-        replace(contenders.ksieve_topk(plain, plan, "plain"), judged=False),
-    ]
-    seconds, _ = contenders.rotate(both, scores, plan, rounds)
-    _, stats = api.topk(scores, plan=plan, return_stats=True)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    found = _timed([_ksieve(scores, plan, "family"), _ksieve(plain, plan, "plain")], rounds)
+    family, usual = found["median_seconds"].values()
     return {
-        "median_seconds": medians["family"],
-        "plain_median_seconds": medians["plain"],
-        "times_plain": medians["family"] / medians["plain"],
-        **_account(stats),
-    }
+        "median_seconds": family, "plain_median_seconds": usual, "times_plain": family / usual,
+        "exact": all(found["exact"].values()), **_account(scores, plan),
+    }  # fmt: skip
 
 
 def _aimed(width: int, k: int, rounds: int, seed: int) -> Iterator[Facts]:
@@ -257,15 +280,14 @@ def _aimed(width: int, k: int, rounds: int, seed: int) -> Iterator[Facts]:
     found = aimed.search(plan, aimed.STEPS, seed)
     plain = find_producer(BASELINE)(1, width, seed=seed, k=k)
     yield {
-        "work": found.work,
-        "random_work": found.random_work,
-        "times_random": found.times_random,
+        "work": found.work, "random_work": found.random_work, "times_random": found.times_random,
         **_in_turns(found.row[None], plain, plan, rounds),
-    }
+    }  # fmt: skip
 
 
-def _account(stats: Stats) -> dict[str, Any]:
+def _account(scores: F32, plan: Plan) -> Facts:
     """Routes and model traffic of a call."""
+    stats: Stats = api.topk(scores, plan=plan, return_stats=True)[-1]
     return {
         "routes": {route.name.lower(): count for route, count in stats.route_counts().items()},
         "scans_mean": float(stats.scans.mean()),
@@ -273,7 +295,7 @@ def _account(stats: Stats) -> dict[str, Any]:
     }
 
 
-def _memory(k: int, producers: list[str]) -> dict[str, Any]:
+def _memory(k: int, producers: list[str]) -> Facts:
     threads = cpu.thread_count()
     extra = startup.extra_bytes(threads, k, producers)
     return {
@@ -281,3 +303,7 @@ def _memory(k: int, producers: list[str]) -> dict[str, Any]:
         "scratch_bytes_per_thread": cpu.scratch_bytes(api.plan(rows=1, width=SHAPES[-1][1], k=k)),
         "resident_growth_bytes_per_thread": None if extra is None else extra / threads,
     }
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None

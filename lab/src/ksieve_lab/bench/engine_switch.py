@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve_lab.bench.engine_calls import CALLS, NOT_TIMED, Call
 from ksieve_lab.bench.shape_lists import words
-
-_MOST = 240
+from ksieve_lab.bench.startup import without_folders
 
 ENGINES = ("vllm", "sglang", "flashinfer", "tensorrt_llm")
 
@@ -137,8 +135,3 @@ def _import(operator: Any) -> str | None:
 def line(error: BaseException) -> str:
     """Kind of an error and the first line of its text."""
     return without_folders(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-
-
-def without_folders(text: str) -> str:
-    """Shorten a text for a result file, which must not contain local paths; compilers name many."""
-    return re.sub(r"(?<![\w.])/[^\s'\"]*/", "", text)[:_MOST]

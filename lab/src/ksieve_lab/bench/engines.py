@@ -24,8 +24,9 @@ from ksieve.planning.tune import laws, tasks, timing
 from ksieve_lab.bench import engine_switch, runner, scores
 from ksieve_lab.bench.engine_calls import Inputs, contender_of, planned
 from ksieve_lab.bench.engine_cases import LOST_BY, Case, Task, facts_of, in_order, label
-from ksieve_lab.bench.engine_switch import Replaced, line, without_folders
+from ksieve_lab.bench.engine_switch import Replaced, line
 from ksieve_lab.bench.runner import Facts, Live, Settings
+from ksieve_lab.bench.startup import without_folders
 
 BEFORE, AFTER = "own", "ksieve"
 """The engine's own operator, and what is in its place afterwards."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,10 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ksieve.core.errors import BackendError
 from ksieve.planning.tune import tasks
 from ksieve_lab.bench.engine_calls import CALLS, Inputs
-from ksieve_lab.bench.engine_switch import without_folders
 from ksieve_lab.bench.runner import Facts, Live, Progress, Settings
+from ksieve_lab.bench.startup import Fresh
 
 EMPTY, BUILT, BUNDLE = "empty cache", "after build", "bundle"
 
@@ -63,43 +62,13 @@ FIRSTS = (
 grows fast with rows: so that the builds take a minute of 16 processors, rows of a prefill are vLLM's alone."""
 
 
-class Fresh:
-    """A fresh interpreter, which prints JSON; it gets ready by itself, and goes on when `said` is called.
-
-    Parameters
-    ----------
-    *arguments : str
-        Of the interpreter.
-    **variables : str
-        Added to the environment.
-    """
-
-    def __init__(self, *arguments: str, **variables: str) -> None:
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            [sys.executable, *arguments], env=os.environ | variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-        )
-
-    def ready(self) -> None:
-        """Wait for the line that it prints when it is ready, or for its end."""
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
-
-    def said(self, seconds: float = SECONDS) -> dict[str, Any]:
-        """Let it go on, and return what it prints, or why it printed nothing."""
-        try:
-            out, err = self._process.communicate("go\n", timeout=seconds)
-            if self._process.returncode:
-                last = re.sub(r"\s+", " ", err.strip()[-3000:])  # a compiler's log follows its error
-                return {"error": without_folders(f"the process failed: {last}")}
-            found: dict[str, Any] = json.loads(out)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-            return {"error": f"the process took more than {seconds} s"}
-        except ValueError as error:
-            return {"error": f"the process printed no JSON: {error}"}
-        return found
+def _said(process: Fresh, seconds: float = SECONDS) -> Facts:
+    """What a process prints, or why it printed nothing."""
+    try:
+        found: Facts = process.said(seconds)
+    except BackendError as error:
+        return {"error": str(error)}
+    return found
 
 
 def cases(settings: Settings) -> list[First]:
@@ -158,7 +127,7 @@ def run(
             for process in processes:
                 process.ready()
             for (first, state, _), process in zip(several, processes, strict=True):
-                calls[first][state] = process.said()
+                calls[first][state] = _said(process)
                 done += 1
                 progress(done, total)
             save(found)
@@ -185,7 +154,7 @@ def _build(firsts: Sequence[First], cache: Path, bundle: str) -> dict[str, Any]:
         "--max-rows", str(rows), "--max-width", str(width), "--bundle", bundle, "--json",
     ]  # fmt: skip
     begin = time.perf_counter()
-    said = Fresh(*arguments, KSIEVE_CACHE_DIR=str(cache), KSIEVE_BUNDLE="").said(BUILD_SECONDS)
+    said = _said(Fresh(*arguments, KSIEVE_CACHE_DIR=str(cache), KSIEVE_BUNDLE=""), BUILD_SECONDS)
     facts = {"rows": rows, "width": width, "processors": len(os.sched_getaffinity(0))}
     if "error" in said:
         return facts | said

@@ -8,30 +8,36 @@ from collections.abc import Sequence
 from ksieve.planning.tune.timing import Contender, Timing, line
 
 
-def measure_host(contenders: Sequence[Contender], sets: int, read_bytes: int, *, rounds: int = 7) -> list[Timing]:
+def measure_host(
+    contenders: Sequence[Contender], sets: int, read_bytes: int, *, rounds: int = 7, every_round: bool = False
+) -> list[Timing]:
     """Time contenders on the CPU, otherwise as `timing.measure` does: arguments and result are as there.
 
-    No cache is emptied: `read_bytes` is not used.
+    No cache is emptied: `read_bytes` is not used. With `every_round` the answers of all rounds are judged, outside the
+    clock, otherwise those of the untimed one.
     """
     timings = [Timing(c.name) for c in contenders]
-    for contender, timing in zip(contenders, timings, strict=True):
-        try:
-            for i in range(sets):
-                if contender.poison is not None:
-                    contender.poison(i)
-                contender.run(i)
-            if contender.check is not None:
-                timing.exact = all(contender.check(i) for i in range(sets))
-        except Exception as error:
-            timing.error = line(error)
     for turn in range(-1, rounds):
         for position in range(len(contenders)):
             which = (position + turn) % len(contenders)
-            if timings[which].error is not None:
+            contender, timing, poison = contenders[which], timings[which], contenders[which].poison
+            if timing.error is not None:
                 continue
-            begin = time.perf_counter()
-            for i in range(sets):
-                contenders[which].run(i)
+            judged = contender.check if turn < 0 or every_round else None
+            try:
+                if judged and poison:
+                    for i in range(sets):
+                        poison(i)
+                begin = time.perf_counter()
+                for i in range(sets):
+                    contender.run(i)
+                seconds = time.perf_counter() - begin
+                if judged:
+                    timing.exact = timing.exact is not False and all(judged(i) for i in range(sets))
+            except Exception as error:
+                timing.error = line(error)
+                timing.rounds.clear()
+                continue
             if turn >= 0:
-                timings[which].rounds.append((time.perf_counter() - begin) / sets * 1e6)
+                timing.rounds.append(seconds / sets * 1e6)
     return timings

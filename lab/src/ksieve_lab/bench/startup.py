@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 from typing import Any
+
+from ksieve.core.errors import BackendError
+
+LONGEST = 600
+"""Seconds of a process, unless said otherwise."""
+
+_MOST = 240
 
 _IMPORT = """
 import time
@@ -57,15 +66,14 @@ print(worst)
 
 def import_seconds(repeats: int = 5) -> float:
     """Median seconds of ``import ksieve`` in a fresh interpreter."""
-    return statistics.median(float(_fresh(_IMPORT)) for _ in range(repeats))
+    return float(statistics.median(Fresh("-c", _IMPORT).said() for _ in range(repeats)))
 
 
 def first_call_seconds(repeats: int = 3) -> tuple[float, float]:
     """Seconds from before ``import ksieve`` to the first result: with nothing compiled yet, and from the disk cache."""
     with tempfile.TemporaryDirectory(prefix="ksieve-cache-") as cache:
-        compiling = float(_fresh(_FIRST_CALL, KSIEVE_CACHE_DIR=cache))
-        cached = statistics.median(float(_fresh(_FIRST_CALL, KSIEVE_CACHE_DIR=cache)) for _ in range(repeats))
-    return compiling, cached
+        compiling, *cached = (Fresh("-c", _FIRST_CALL, KSIEVE_CACHE_DIR=cache).said() for _ in range(1 + repeats))
+    return compiling, statistics.median(cached)
 
 
 def extra_bytes(threads: int, k: int, producers: list[str]) -> int | None:
@@ -75,18 +83,54 @@ def extra_bytes(threads: int, k: int, producers: list[str]) -> int | None:
     """
     if not sys.platform.startswith("linux"):
         return None
-    return int(_fresh(_MEMORY, str(threads), str(k), *producers, NUMBA_NUM_THREADS=str(threads)))
+    arguments = ("-c", _MEMORY, str(threads), str(k), *producers)
+    return int(Fresh(*arguments, NUMBA_NUM_THREADS=str(threads)).said())
 
 
-def _fresh(code: str, *arguments: str, **environment: Any) -> str:
-    """Last line printed by a fresh interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"a measuring process failed:\n{done.stderr}")
-    return done.stdout.strip().splitlines()[-1]
+class Fresh:
+    """A fresh interpreter, which prints JSON; it gets ready by itself, and goes on when `said` is called.
+
+    Parameters
+    ----------
+    *arguments : str
+        Of the interpreter.
+    **variables : str
+        Added to the environment.
+    """
+
+    def __init__(self, *arguments: str, **variables: str) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments], env=os.environ | variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def ready(self) -> None:
+        """Wait for the line that it prints when it is ready, or for its end."""
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
+    def said(self, seconds: float = LONGEST) -> Any:
+        """Let it go on, and return what it prints.
+
+        Raises
+        ------
+        BackendError
+            If it fails, takes longer, or prints no JSON; the text names no folders.
+        """
+        try:
+            out, err = self._process.communicate("go\n", timeout=seconds)
+            if self._process.returncode:
+                last = re.sub(r"\s+", " ", err.strip()[-3000:])  # a compiler's log follows its error
+                raise BackendError(without_folders(f"the process failed: {last}"))
+            return json.loads(out)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            raise BackendError(f"the process took more than {seconds} s") from None
+        except ValueError as error:
+            raise BackendError(f"the process printed no JSON: {error}") from None
+
+
+def without_folders(text: str) -> str:
+    """Shorten a text for a result file, which must not contain local paths; compilers name many."""
+    return re.sub(r"(?<![\w.])/[^\s'\"]*/", "", text)[:_MOST]
