@@ -17,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import api
-from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
-from ksieve_lab import oracle
+from ksieve_lab.bench import calls
 from ksieve_lab.workloads.lengths import LENGTHS
 from ksieve_lab.workloads.producers import PRODUCERS
 
@@ -81,10 +79,12 @@ class Kind:
     share: float = 1.0
 
     @property
-    def options(self) -> dict[str, Any]:
+    def planned(self) -> dict[str, Any]:
         """Options, and placeholders for the arrays that decide a plan."""
-        named = {name: True for name in self.arrays if name not in ("lengths", "ends", "k", "live", "long")}
-        return self.asked | named | ({"ends": True} if "ends" in self.arrays else {})
+        named: dict[str, Any] = {name: True for name in self.arrays if name not in ("lengths", "k", "live", "long")}
+        lengths = np.zeros(0, np.int64 if "long" in self.arrays else np.int32)
+        named |= {name: lengths for name in ("lengths", "ends") if name in self.arrays}
+        return self.asked | named | ({"k": None} if "k" in self.arrays else {})
 
 
 _NARROW = ("float32", "bfloat16")
@@ -167,14 +167,7 @@ def batches(count: int) -> Iterator[Batch]:
 def plan_of(batch: Batch, device: DeviceInfo | str) -> Plan:
     """Plan of a call."""
     kind = batch.kind
-    options = arguments.resolve(
-        kind.options, None, per_row_k="k" in kind.arrays, lengths="lengths" in kind.arrays,
-        length_dtype="int64" if "long" in kind.arrays else "int32",
-    )  # fmt: skip
-    return api.plan(
-        rows=batch.rows, width=kind.width, k=kind.k, pitch=_pitch(batch), dtype=batch.dtype, device=device,
-        options=options,
-    )  # fmt: skip
+    return calls.plan_of(batch.rows, kind.width, kind.k, batch.dtype, device, kind.planned, _pitch(batch))
 
 
 def verify_rows(
@@ -212,7 +205,7 @@ def verify_rows(
     where = where or (device if isinstance(device, str) else device.kind)
     tallies = {name: Counter[str]() for name in ("kinds", "dtypes", "families")}
     done, failed, host = 0, 0, 0
-    for calls, listed_batch in enumerate(listed, 1):
+    for number, listed_batch in enumerate(listed, 1):
         batch = replace(listed_batch)  # whose arrays are not kept
         families = fill(batch, seed, where)
         outputs, intact = answer(batch, plan_of(batch, device), topk or api.topk)
@@ -238,7 +231,7 @@ def verify_rows(
         tallies["families"].update(families)
         done += batch.rows
         if progress is not None:
-            progress(calls, len(listed))
+            progress(number, len(listed))
     return {
         "rows": done, "failed": failed, "exact": not failed, "by_verify": host, "calls": len(listed),
         **{name: dict(counted) for name, counted in tallies.items()}, "wrong": wrong[:20],
@@ -356,50 +349,27 @@ def answer(batch: Batch, plan: Plan, topk: Topk) -> tuple[dict[str, Any], bool]:
     """Outputs of a call, and whether the columns beside them are as they were."""
     import torch
 
-    options, rows, where = plan.problem.options, batch.rows, batch.scores.device
-    index = getattr(torch, options.index_dtype)
-    dtypes = {"out": index} | ({"raw_out": index} if options.raw else {})
-    dtypes |= {"values_out": batch.scores.dtype} if options.values else {}
-    dirt = {name: 113 if name == "values_out" else POISON for name in dtypes}
-    shape = (rows, plan.problem.columns + BESIDE)
-    memory = {name: torch.full(shape, dirt[name], dtype=dtype, device=where) for name, dtype in dtypes.items()}
-    outputs = {name: array[:, :-BESIDE] for name, array in memory.items()}
-    if options.counts:
-        outputs["counts_out"] = torch.full((rows,), POISON, dtype=torch.int32, device=where)
-    skipped = ("return_raw", "return_values")
-    call = {name: value for name, value in batch.call.items() if name not in skipped}
+    outputs = calls.outputs_of(plan, batch.scores, BESIDE)
+    call = {name: value for name, value in batch.call.items() if name not in ("return_raw", "return_values")}
     if batch.live is not None:
-        live = torch.tensor([batch.live], dtype=torch.int32, device=where)
+        live = torch.tensor([batch.live], dtype=torch.int32, device=batch.scores.device)
         call["num_rows"] = batch.live if batch.number % 2 else live
+    memory = {
+        name: array.as_strided((batch.rows, BESIDE), array.stride(), array.storage_offset() + array.shape[1])
+        for name, array in outputs.items() if array.ndim > 1
+    }  # fmt: skip
+    before = {name: beside.clone() for name, beside in memory.items()}
     topk(batch.scores, call.pop("lengths", None), call.pop("k"), plan=plan, **outputs, **call)
-    intact = all(bool((array[:, -BESIDE:] == dirt[name]).all()) for name, array in memory.items())
-    return outputs, intact
+    return outputs, all(bool((beside == before[name]).all()) for name, beside in memory.items())
 
 
 def judged(batch: Batch, outputs: Mapping[str, Any]) -> dict[str, Any]:
     """Which rows the oracle refutes, by reason."""
-    call = batch.call | {"live": batch.live, "ks": batch.call["k"] if "k" in batch.kind.arrays else None}
-    held = {oracle.NAMES[name]: array for name, array in outputs.items()}
-    return oracle.wrong_rows(batch.scores, batch.kind.k, call, held)
+    return calls.faults(batch.scores, batch.call, outputs, batch.live)
 
 
 def by_verify(batch: Batch, outputs: Mapping[str, Any], most: int) -> NDArray[np.bool_]:
     """Which of the first `most` live rows, or a few more of whole requests, `ksieve.verify` refutes."""
-    from ksieve.checking.verify import verify
-
+    live = batch.rows if batch.live is None else batch.live
     n = batch.kind.asked.get("next_n", 1)
-    rows = min(-(-most // n) * n, batch.rows if batch.live is None else batch.live)
-    left_out = ("return_raw", "return_values", "page_table", "page_size", "row_to_request", "offsets", "max_k", "fill")
-    call = {
-        name: value for name, value in batch.call.items() if name not in (*left_out, "deterministic", "index_dtype")
-    }
-    for name, value in call.items():
-        if hasattr(value, "shape"):
-            call[name] = value[: rows // n if name in oracle.PER_REQUEST else rows]
-    if "counts_out" in outputs:
-        call["counts"] = outputs["counts_out"][:rows]
-    if batch.call.get("deterministic"):
-        call |= {"sorted": "index", "tie_break": "low"}
-    answered = outputs.get("raw_out", outputs["out"])[:rows]
-    verdict = verify(batch.scores[:rows], call.pop("lengths", None), answered, block_bytes=VERIFY_BYTES, **call)
-    return np.asarray(verdict.reasons != 0)
+    return calls.by_verify(batch.scores, batch.call, outputs, min(-(-most // n) * n, live))

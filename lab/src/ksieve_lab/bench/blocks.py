@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ksieve import api
-from ksieve.core import arguments
-from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.errors import ArgumentError
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import tasks
-from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 from ksieve.planning.tune.timing import Contender
-from ksieve_lab import oracle
-from ksieve_lab.bench import block_rows, floor, glue, gpu, runner, scores
+from ksieve_lab.bench import block_rows, calls, floor, glue, gpu, runner, scores
 from ksieve_lab.bench.glue import Steps
+from ksieve_lab.bench.gpu import Here
 from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.scores import in_blocks
@@ -31,9 +25,6 @@ AROUND = {"around ksieve": glue.by_ksieve, "around torch": glue.by_torch}
 """The same result from PyTorch operations, around ``ksieve.topk`` without options and around ``torch.topk``."""
 
 READ = "plain read"
-VERIFIED = 4
-"""Rows of each input set that `ksieve.verify` judges besides, on the host."""
-
 CANDIDATES = 16_384
 """Scores of a row of the second level: 2,048 blocks of 8."""
 
@@ -112,74 +103,49 @@ def measure(settings: Settings, live: Live) -> Facts:
         A payload. Of every case: the times of all contenders and whether their answers were exact; ``of_floor``, the
         plain read over them; ``of_parts``, our time over that of selection and write; ``times_faster``, the time of
         each contender around a selector over ours.
-
-    Raises
-    ------
-    BackendError
-        Without PyTorch, or without a GPU on "cuda".
     """
-    device, listed = _device(settings), cases(settings)
-    if isinstance(device, DeviceInfo):
-        runner.compiled(_plans(listed, device), live)
-    with live.phase("measuring", "cases") as progress:
-        found = runner.over(listed, lambda case: _measure(case, device, settings), progress, live.each)
-    written = {"cases": [[case[0].name, *case[1:]] for case in listed], "lengths": "ragged"}
-    return _payload(settings, {"shapes": found, "verified": None}, verified_rows=0, **written)
+    return gpu.by_case(
+        settings, live, results=lambda found, _: {"shapes": found, "verified": None}, measure=_measure, plans=_plans,
+        written=lambda _: {
+            "cases": [[case[0].name, *case[1:]] for case in cases(settings)], "lengths": "ragged", "verified_rows": 0,
+            "shapes": None, "dtype": None,
+        },
+    )  # fmt: skip
 
 
 def verify_rows(settings: Settings, live: Live) -> Facts:
     """Select and verify rows of every kind of `ksieve_lab.bench.block_rows`."""
-    device, (rows, *_) = _device(settings), settings.shapes.items
-    if isinstance(device, DeviceInfo):
-        runner.compiled((block_rows.plan_of(batch, device) for batch in block_rows.batches(rows)), live)
+    device, (rows, *_) = gpu.device_of(settings), settings.shapes.items
+    if device != "cpu":
+        runner.compiled((partial(block_rows.plan_of, batch, device) for batch in block_rows.batches(rows)), live)
     with live.phase("verifying", "calls") as progress:
         found = block_rows.verify_rows(rows, device=device, seed=settings.seed, progress=progress)
-    return _payload(settings, {"shapes": [], "verified": found}, cases=[], verified_rows=rows)
+    results = {"shapes": [], "verified": found}
+    return settings.payload(results, gpu=device != "cpu", cases=[], verified_rows=rows, shapes=None, dtype=None)
 
 
-def _payload(settings: Settings, results: Facts, **written: Any) -> Facts:
-    gpu = settings.fixed["device"] == "cuda"
-    return settings.payload(results, gpu=gpu, shapes=None, dtype=None, **written)
+def _plans(case: Case, here: Here) -> Iterator[Callable[[], Plan]]:
+    model, rows, positions, dtype = case
+    steps, width = model.steps, width_of(model, positions)
+    pooled, inside = width // steps.block, steps.k - steps.first - steps.last
+    for asked, scored in ((steps, width), (steps.bare, width), (Steps(inside), pooled)):
+        keywords = asked.keywords(dict.fromkeys(asked.arrays, True)) | {"lengths": True}
+        yield partial(calls.plan_of, rows, scored, asked.k, dtype, here.device, keywords)
 
 
-def _device(settings: Settings) -> DeviceInfo | str:
-    if settings.fixed["device"] == "cuda":
-        return tasks.require_device()
-    if importlib.util.find_spec("torch") is None:
-        raise BackendError("the bench makes its inputs with PyTorch: pip install 'ksieve[torch]'")
-    return "cpu"
-
-
-def _plans(listed: Sequence[Case], device: DeviceInfo) -> list[Plan]:
-    plans = []
-    for model, rows, positions, dtype in listed:
-        steps, width = model.steps, width_of(model, positions)
-        pooled, inside = width // steps.block, steps.k - steps.first - steps.last
-        for asked, scored in ((steps, width), (steps.bare, width), (Steps(inside), pooled)):
-            with contextlib.suppress(ArgumentError):  # the run says so
-                plans.append(_plan(asked, rows, scored, dtype, device, dict.fromkeys(asked.arrays, True)))
-    return plans
-
-
-def _plan(steps: Steps, rows: int, width: int, dtype: str, device: DeviceInfo | str, given: Mapping[str, Any]) -> Plan:
-    options = arguments.resolve(steps.keywords(given), None, lengths=True, length_dtype="int32")
-    return api.plan(rows=rows, width=width, k=steps.k, dtype=dtype, device=device, options=options)
-
-
-def _measure(case: Case, device: DeviceInfo | str, settings: Settings) -> Facts:
+def _measure(case: Case, here: Here) -> Facts:
     import torch
 
     model, rows, positions, dtype = case
-    steps, width, seed = model.steps, width_of(model, positions), settings.seed
+    steps, width, seed = model.steps, width_of(model, positions), here.settings.seed
     facts: Facts = {"model": model.name, "rows": rows, "positions": positions, "width": width, "dtype": dtype}
     facts |= {"k": steps.k, "columns": steps.columns}
-    if isinstance(device, DeviceInfo):
-        made = tasks.allocate(rows, width, dtype)
-        if isinstance(made, str):
-            return facts | {"skipped": made}
-        matrices = made
-    else:
+    if here.device == "cpu":
         matrices = [torch.empty(rows, width, dtype=getattr(torch, dtype)) for _ in range(2)]
+    elif isinstance(made := tasks.allocate(rows, width, dtype), str):
+        return facts | {"skipped": made}
+    else:
+        matrices = made
     where = matrices[0].device
     lengths = scores.lengths_of("ragged", rows, width, seed, where)
     for number, matrix in enumerate(matrices):
@@ -191,29 +157,29 @@ def _measure(case: Case, device: DeviceInfo | str, settings: Settings) -> Facts:
     if steps.table:
         every = torch.rand(rows, max(positions // 8, CANDIDATES // 8), device=where)
         given["block_table"] = every.argsort(1)[:, : CANDIDATES // 8].to(torch.int32)
-    # The columns of the second matrix are those of the bare selection.
-    outs = [torch.empty(rows, steps.columns, dtype=torch.int32, device=where) for _ in matrices]
-    bare = [torch.empty(rows, steps.k, dtype=torch.int32, device=where) for _ in matrices]
+    keywords = {"lengths": lengths, "k": steps.k} | steps.keywords(given)
     contenders, errors = [], {}
-    for name, asked, to, arrays in ((OWN, steps, outs, given), (BARE, steps.bare, bare, {})):
-        if name == BARE and asked == steps:
+    for name, asked in ((OWN, keywords), (BARE, {"lengths": lengths, "k": steps.k} | steps.bare.keywords({}))):
+        if name == BARE and steps.bare == steps:
             continue
         try:
-            call = _call(asked, matrices, lengths, arrays, to, device, dtype)
+            plan = calls.plan_of(rows, width, steps.k, dtype, here.device, asked)
         except ArgumentError as error:  # no kernel has it
             errors[name] = str(error)
             continue
-        contenders.append(_judged(name, call, asked, matrices, lengths, arrays, to))
+        contenders.append(calls.contender(name, plan, matrices, asked))
+    outs = [torch.empty(rows, steps.columns, dtype=torch.int32, device=where) for _ in matrices]
     contenders.append(Contender(WRITE, lambda i: outs[i].zero_()))
     for name, select in AROUND.items():
-        glued = partial(_around, select, steps, matrices, lengths, given, outs)
-        contenders.append(_judged(name, glued, steps, matrices, lengths, given, outs))
-    if isinstance(device, DeviceInfo):
-        reads, clock = floor.contenders(matrices, lengths, device), None
-    else:
+        run = partial(_around, select, steps, matrices, lengths, given, outs)
+        contenders.append(calls.judged(name, run, matrices, keywords, [{"out": out} for out in outs]))
+    if here.device == "cpu":
         reads, clock = [Contender(READ, lambda i: matrices[i].amax(1))], measure_host
+    else:
+        reads, clock = floor.contenders(matrices, lengths, here.device), None
     set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
-    read, selectors = gpu.timed(reads, contenders, len(matrices), set_bytes, rounds=settings.rounds, clock=clock)
+    rounds = here.settings.rounds
+    read, selectors = gpu.timed(reads, contenders, len(matrices), set_bytes, rounds=rounds, clock=clock)
     selectors |= {name: {"error": error, "exact": None} for name, error in errors.items()}
     return gpu.compact(facts | read | {"selectors": selectors} | _ratios(selectors))
 
@@ -224,40 +190,6 @@ def _around(
     glue.around(select, steps, matrices[i], lengths, given, outs[i])
 
 
-def _call(
-    steps: Steps, matrices: Any, lengths: Any, given: dict[str, Any], outs: Any, device: DeviceInfo | str, dtype: str
-) -> Callable[[int], None]:
-    """One call of `ksieve.topk` with its plan."""
-    asked, held = steps.keywords(given), dict[str, Any]()
-    rows, width = matrices[0].shape
-    plan = _plan(steps, rows, width, dtype, device, given)
-
-    def call(i: int) -> None:
-        if plan.workspace_bytes and not held:
-            held["workspace"] = plan.workspace()
-        api.topk(matrices[i], lengths, plan=plan, out=outs[i], **asked, **held)
-
-    return call
-
-
-def _judged(
-    name: str, call: Callable[[int], None], steps: Steps, matrices: Any, lengths: Any, given: dict[str, Any], outs: Any
-) -> Contender:
-    """A contender, all rows of which are judged on their device, and the first ones by `ksieve.verify`."""
-    from ksieve.checking.verify import verify
-
-    def check(i: int) -> bool:
-        head = {name: array[:VERIFIED] for name, array in given.items()}
-        verdict = verify(
-            matrices[i][:VERIFIED], lengths[:VERIFIED], outs[i][:VERIFIED], k=steps.k, block_bytes=VERIFY_BYTES,
-            **steps.keywords(head),
-        )  # fmt: skip
-        call = steps.keywords(given) | {"lengths": lengths}
-        return verdict.ok and bool(oracle.exact_rows(matrices[i], steps.k, call, {"indices": outs[i]}).all())
-
-    return Contender(name, call, check, lambda i: outs[i].fill_(POISON))
-
-
 def _ratios(selectors: Mapping[str, Facts]) -> Facts:
     """Compare the times of a case; without a time there is no ratio of it."""
     known = {n: s["median_us"] for n, s in selectors.items() if "median_us" in s and s["exact"] is not False}
@@ -265,8 +197,3 @@ def _ratios(selectors: Mapping[str, Facts]) -> Facts:
         return {}
     found: Facts = {"times_faster": {name: known[name] / known[OWN] for name in AROUND if name in known}}
     return found | ({"of_parts": known[OWN] / (known[BARE] + known[WRITE])} if BARE in known else {})
-
-
-def name_of(case: Mapping[str, Any]) -> str:
-    """Write a case."""
-    return f"{case['model']}, {case['rows']:,} x {case['positions']:,}"

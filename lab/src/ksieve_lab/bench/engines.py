@@ -58,11 +58,7 @@ def listed(operators: Sequence[Replaced], settings: Settings) -> list[Case]:
 def prepare(every: Sequence[Case], k: int, live: Live) -> None:
     """Compile the kernels on all processors: those of ksieve, then those that the engines compile."""
     device = tasks.require_device()
-    plans = []
-    for case in every:
-        with contextlib.suppress(ArgumentError):  # the run says so
-            plans.append(_plan(case, k, device))
-    runner.compiled(plans, live)
+    runner.compiled((partial(_plan, case, k, device) for case in every), live)
     firsts = {(operator.name, dtype): (operator, dtype) for operator, _, _, dtype in every}
     with ThreadPoolExecutor(min(len(firsts), os.cpu_count() or 1) or 1) as pool:
         for done in [pool.submit(_first, *first, k) for first in firsts.values()]:

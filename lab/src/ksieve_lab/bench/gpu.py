@@ -5,14 +5,15 @@ A `Case` says what a selection has as its input; the benches of shapes are lists
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError
+from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import laws, tasks, timing
 from ksieve.planning.tune.tasks import Task
@@ -59,22 +60,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Here:
-    """What the cases of a run share: device, options, other libraries, and the law of the scores."""
+    """What the cases of a run share: device or "cpu", options, other libraries, and the law of the scores."""
 
-    device: DeviceInfo
+    device: Any
     settings: Settings
     loaded: Sequence[tuple[peers.Peer, peers.Own]]
     law: laws.Fill
 
 
-Measure = Callable[[Case, Here], Facts]
-
-
 def by_case(
-    settings: Settings, live: Live, *, results: Callable[..., Facts], measure: Measure | None = None,
-    written: Callable[[Settings], Facts] = lambda settings: {},
+    settings: Settings, live: Live, *, results: Callable[..., Facts],
+    measure: Callable[[Any, Here], Facts] | None = None, written: Callable[[Settings], Facts] = lambda settings: {},
+    plans: Callable[[Any, Here], Iterable[Callable[[], Plan]]] | None = None,
 ) -> Facts:  # fmt: skip
-    """Measure the cases of a bench on a GPU.
+    """Measure the cases of a bench, on a GPU unless the bench is one of the CPU.
 
     Parameters
     ----------
@@ -86,6 +85,8 @@ def by_case(
         ``measure(case, here)`` returns the facts of a case. Default: `measure_case`.
     written : callable
         Further settings for the file; None drops one.
+    plans : callable, optional
+        ``plans(case, here)`` makes functions that make the plans of a case. Default: `plans_of`.
 
     Returns
     -------
@@ -95,27 +96,33 @@ def by_case(
     Raises
     ------
     BackendError
-        Without PyTorch or a GPU.
+        Without PyTorch, or a GPU where the bench needs one.
     """
-    device, listed = tasks.require_device(), settings.bench.cases(settings)
+    device, listed = device_of(settings), settings.bench.cases(settings)
     law = scores.source_of(settings.scores) if settings.scores else laws.endpoint_structured
     loaded, skipped = peers.available(settings.peers)
     here = Here(device, settings, loaded, law)
-    if settings.k or settings.bench.peers:
-        runner.compiled(_plans(listed, settings, device), live)
+    if device != "cpu":
+        runner.compiled((plan for case in listed for plan in (plans or plans_of)(case, here)), live)
     with live.phase("measuring", "cases") as progress:
         found = runner.over(listed, lambda case: (measure or measure_case)(case, here), progress, live.each)
     told = {"peers_skipped": skipped} if settings.bench.peers else {}
-    return settings.payload(results(found, settings) | told, **written(settings))
+    return settings.payload(results(found, settings) | told, gpu=device != "cpu", **written(settings))
 
 
-def _plans(listed: Sequence[Case], settings: Settings, device: DeviceInfo) -> list[Plan]:
-    plans = []
-    for case in listed:
-        for variant in (PLANNED, *settings.variants):
-            with contextlib.suppress(ArgumentError):  # the measurement says so
-                plans.append(variant.plan(*case.ask, device))
-    return plans
+def device_of(settings: Settings) -> Any:
+    """The GPU at hand, or "cpu" for a bench of the CPU, which makes its inputs with PyTorch too."""
+    if settings.fixed.get("device") != "cpu":
+        return tasks.require_device()
+    if importlib.util.find_spec("torch") is None:
+        raise BackendError("the bench makes its inputs with PyTorch: pip install 'ksieve[torch]'")
+    return "cpu"
+
+
+def plans_of(case: Case, here: Here) -> Iterator[Callable[[], Plan]]:
+    """Plans that a case is measured with."""
+    for variant in (PLANNED, *here.settings.variants) if case.k else ():
+        yield partial(variant.plan, *case.ask, here.device)
 
 
 def filled(case: Case, here: Here) -> Task | str:

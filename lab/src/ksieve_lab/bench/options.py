@@ -6,14 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ksieve import api
-from ksieve.core import arguments
-from ksieve.core.options import dtype_text
-from ksieve.planning.plan import Plan
 from ksieve.planning.tune import tasks
-from ksieve.planning.tune.tasks import VERIFY_BYTES
-from ksieve.planning.tune.timing import Contender
-from ksieve_lab.bench import floor, gpu
+from ksieve_lab.bench import calls, floor, gpu
 from ksieve_lab.bench.gpu import Case, Here
 from ksieve_lab.bench.runner import Facts, Settings
 
@@ -162,21 +156,15 @@ def measure(case: Case, here: Here) -> Facts:
     contenders, plans = [], {}
     fewest = tasks.valid_scores(lengths, width)  # that an option's call reads: those of short rows fit L2
     for option in chosen_options(here.settings):
-        asking = option.keywords(rows, width, k, lengths)
-        if option.name != PLAIN and not asking:
+        asked = option.keywords(rows, width, k, lengths)
+        if option.name != PLAIN and not asked:
             continue  # the shape has no room for it
-        keywords = {"lengths": lengths} | asking
-        asked = {name: value for name, value in keywords.items() if name in arguments.NAMES}
+        keywords = {"lengths": lengths, "k": k} | asked
         bounds = keywords.get("ends") if keywords["lengths"] is None else keywords["lengths"]
         fewest = min(fewest, tasks.valid_scores(bounds, width))
-        options = arguments.resolve(
-            asked, None, per_row_k="k" in keywords, lengths=keywords["lengths"] is not None,
-            length_dtype=dtype_text(getattr(bounds, "dtype", None)),
-        )  # fmt: skip
         own = [option.scores(matrix) for matrix in matrices]
-        plan = api.plan(rows=rows, width=own[0].shape[1], k=k, dtype=dtype, device=here.device, options=options)
-        plans[option.name] = plan
-        contenders.append(_contender(option.name, plan, own, keywords))
+        plans[option.name] = plan = calls.plan_of(rows, own[0].shape[1], k, dtype, here.device, keywords)
+        contenders.append(calls.contender(option.name, plan, own, keywords))
     reads = floor.contenders(list(matrices), lengths, here.device)
     read_bytes = fewest * matrices[0].element_size()
     read, selectors = gpu.timed(reads, contenders, len(matrices), read_bytes, rounds=here.settings.rounds)
@@ -186,51 +174,3 @@ def measure(case: Case, here: Here) -> Facts:
         if plain and "median_us" in found:
             found["of_plain"] = found["median_us"] / plain
     return gpu.compact(facts | read | {"selectors": selectors})
-
-
-def _contender(name: str, plan: Plan, matrices: Sequence[Any], keywords: Keywords) -> Contender:
-    import torch
-
-    rows, k, options = matrices[0].shape[0], plan.problem.k, plan.problem.options
-    index = getattr(torch, options.index_dtype)
-
-    def new(dtype: Any) -> list[Any]:
-        return [torch.empty(rows, k, dtype=dtype, device=matrices[0].device) for _ in matrices]
-
-    outputs = {"out": new(index)}
-    outputs |= {"values_out": new(matrices[0].dtype)} if options.values else {}
-    outputs |= {"raw_out": new(index)} if options.raw else {}
-    given = {n: v for n, v in keywords.items() if n != "lengths"}
-    held: list[Any] = []
-
-    def select(i: int) -> None:
-        if not held:
-            held.append(plan.workspace())
-        filled = {n: arrays[i] for n, arrays in outputs.items()}
-        api.topk(matrices[i], keywords["lengths"], plan=plan, workspace=held[0], **filled, **given)
-
-    def poison(i: int) -> None:
-        for arrays in outputs.values():
-            arrays[i].fill_(tasks.POISON if arrays[i].dtype is index else 7.0)
-
-    return Contender(
-        name, select, lambda i: _exact(matrices[i], keywords, {n: a[i] for n, a in outputs.items()}), poison
-    )
-
-
-def _exact(matrix: Any, keywords: Keywords, filled: dict[str, Any]) -> bool:
-    """Whether an answer is exact, in its order, and its values those of its positions."""
-    from ksieve.checking.verify import verify
-
-    asked = {name: keywords[name] for name in _JUDGED if name in keywords}
-    if not verify(matrix, keywords["lengths"], filled["out"], block_bytes=VERIFY_BYTES, **asked).ok:
-        return False
-    if "values_out" in filled:
-        used = filled["out"] >= 0
-        right = matrix.gather(1, filled["out"].clamp(min=0).long())
-        return bool(((filled["values_out"] == right) | ~used).all())
-    return bool((filled["raw_out"] == filled["out"]).all()) if "raw_out" in filled else True
-
-
-_JUDGED = ("starts", "ends", "next_n", "k", "largest", "nan", "sorted", "tie_break")
-"""Arguments that the verifier takes as the call does; page tables and offsets change no position here."""
