@@ -307,13 +307,14 @@ def calls(engine: str) -> dict[str, Any]:
     """Return arguments of a call of each operator: scores, and the others by name. Methods get a stand-in for self."""
     import torch
 
-    forms = importlib.import_module("ksieve.adapters._forms").FORMS
+    forms = importlib.import_module("ksieve.adapters._forms")
     generator = torch.Generator().manual_seed(5)
     scores = torch.randn(4, 8, generator=generator)
     made: dict[str, Any] = {}
     for adapter in (engine, "flashinfer"):
-        for form in forms[adapter]():
-            made.setdefault(f"{adapter}.{form[0]}", (form[2] if len(form) > 2 else scores, form[1]))
+        for function in forms.functions(adapter):
+            given, arguments = next(forms.forms(function))
+            made[f"{adapter}.{function.__name__}"] = (given if given.dim() == 3 else scores, arguments)
     step = {"seq_lens": torch.full((4,), 8, dtype=torch.int32), "next_n": 1, "topk_tokens": 2, "max_seq_len": 8}
     made["vllm._sparse_indexer_topk"] = (
         types.SimpleNamespace(_backend="auto"),

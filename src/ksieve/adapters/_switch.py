@@ -1,4 +1,4 @@
-"""Replacing an engine's operators, and putting everything back.
+"""The switch of an engine: replacing its operators, putting everything back, and loading its kernels.
 
 An operator is an attribute: of a module, of a namespace of ``torch.ops``, or of a class. `install` sets another
 function there, and in every module of the engine that holds the same object under any name. Modules that are not yet
@@ -20,9 +20,12 @@ from typing import Any
 import torch
 
 from ksieve._version import __version__
-from ksieve.adapters import _calls, _select, _signatures
+from ksieve.adapters import _calls, _forms, _select, _signatures
 from ksieve.adapters._operators import HOMES, OPERATORS, Operator
 from ksieve.adapters._tally import TALLY, announce
+from ksieve.backends import cuda
+from ksieve.backends.code_cache import Store
+from ksieve.backends.cuda.jit import bundle, cache
 from ksieve.core.errors import BackendError
 
 _log = logging.getLogger("ksieve.adapters")
@@ -51,56 +54,126 @@ class _Place:
             delattr(self.owner, self.operator.attribute)
 
 
-def install(engine: str, verify: float | None = None) -> tuple[str, ...]:
-    """Replace the operators of an engine that are imported, and the others when they are.
+class Engine:
+    """One engine, by its name in `ksieve.adapters._operators`; its methods are functions of the adapter's module."""
 
-    Returns the names of the engine's operators that are replaced now. Raises `BackendError` if the engine is not
-    installed, PyTorch is built for ROCm, the CUDA backend cannot run, or every operator that is there has a signature
-    that is not known: nothing is replaced.
-    """
-    with _lock:
-        share = _calls.share_of(verify)
-        operators = OPERATORS[engine]
-        if engine not in _installed:
-            if not _signatures.installed(engine):
-                raise BackendError(f"{engine} is not installed: there is nothing to replace")
-            if torch.version.hip is not None:
-                raise BackendError(
-                    f"PyTorch is built for ROCm, for which ksieve has no kernels: {engine} stays as it is"
-                )
-            if (problem := _signatures.cuda_problem()) is not None:
-                raise BackendError(problem)
-            waiting = {operator.source for operator in operators if not _signatures.imported(operator)}
-            later = sorted(name for name in waiting if _signatures.exists(name.partition(".")[0]))
-            refused = _replace(engine, [operator for operator in operators if _signatures.imported(operator)])
-            if refused is not None and not later and not _names(engine):
-                raise BackendError(refused)
-            _installed[engine] = operators
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def install(self, verify: float | None = None) -> tuple[str, ...]:
+        """Replace the engine's operators by the functions of this module, in this process, until `uninstall`.
+
+        Modules that are not imported yet are waited for. The engine's own operators serve the calls that ksieve
+        refuses, and those through a function that was kept beyond `uninstall`. A second call changes `verify` alone.
+
+        Parameters
+        ----------
+        verify : float, optional
+            Share of the calls, from 0 to 1, that are compared with the engine's own operator and judged by
+            `ksieve.verify`. Default: ``KSIEVE_VERIFY``, or none.
+
+        Returns
+        -------
+        tuple of str
+            Names of the operators that are replaced now.
+
+        Raises
+        ------
+        BackendError
+            The engine is not installed, PyTorch is built for ROCm, packages or a driver that the CUDA backend needs
+            are missing, or no operator has a signature that this module knows; nothing is replaced. Where some have
+            another signature, a warning names them, and the others are replaced.
+        ArgumentError
+            `verify`, or ``KSIEVE_VERIFY``, is no share.
+        """
+        engine = self.name
+        with _lock:
+            share = _calls.share_of(verify)
+            operators = OPERATORS[engine]
+            if engine not in _installed:
+                if not _signatures.installed(engine):
+                    raise BackendError(f"{engine} is not installed: there is nothing to replace")
+                if torch.version.hip is not None:
+                    raise BackendError(
+                        f"PyTorch is built for ROCm, for which ksieve has no kernels: {engine} stays as it is"
+                    )
+                if (problem := _signatures.cuda_problem()) is not None:
+                    raise BackendError(problem)
+                waiting = {operator.source for operator in operators if not _signatures.imported(operator)}
+                later = sorted(name for name in waiting if _signatures.exists(name.partition(".")[0]))
+                refused = _replace(engine, [operator for operator in operators if _signatures.imported(operator)])
+                if refused is not None and not later and not _names(engine):
+                    raise BackendError(refused)
+                _installed[engine] = operators
+                _FINDER.watch()
+                announce(
+                    "ksieve %s replaces in %s: %s%s%s", __version__, engine, ", ".join(_names(engine)) or "nothing yet",
+                    f"; when they are imported, those of {', '.join(later)}" if later else "",
+                    f"; {share:g} of the calls are compared with the engine's own" if share else "",
+                )  # fmt: skip
+                if refused is not None:
+                    _log.warning("%s", refused)
+            _calls.share = share
+            return _names(engine)
+
+    def uninstall(self) -> None:
+        """Put the engine's operators back exactly as they were; without `install` it does nothing."""
+        with _lock:
+            if _installed.pop(self.name, None) is None:
+                return
+            kept = {operator.name for operators in _installed.values() for operator in operators}
+            ended = [_replaced.pop(name) for name in list(_replaced) if name not in kept]
+            _rename({id(place.replacement.call): place.replacement.own for place in ended})
+            for place in ended:
+                place.restore()
+            if not _replaced:
+                _select.observer = None
             _FINDER.watch()
-            announce(
-                "ksieve %s replaces in %s: %s%s%s", __version__, engine, ", ".join(_names(engine)) or "nothing yet",
-                f"; when they are imported, those of {', '.join(later)}" if later else "",
-                f"; {share:g} of the calls are compared with the engine's own" if share else "",
-            )  # fmt: skip
-            if refused is not None:
-                _log.warning("%s", refused)
-        _calls.share = share
-        return _names(engine)
 
+    def warm_up(
+        self,
+        k: int | Sequence[int] = 2048,
+        max_rows: int = 16_384,
+        max_width: int = 262_144,
+        dtypes: Sequence[str] = ("float32",),
+    ) -> int:
+        """Compile and load the kernels of the engine's calls on the current CUDA device: none waits for a compiler.
 
-def uninstall(engine: str) -> None:
-    """Put back what `install` replaced, except what another installed engine shares; does nothing if it is off."""
-    with _lock:
-        if _installed.pop(engine, None) is None:
-            return
-        kept = {operator.name for operators in _installed.values() for operator in operators}
-        ended = [_replaced.pop(name) for name in list(_replaced) if name not in kept]
-        _rename({id(place.replacement.call): place.replacement.own for place in ended})
-        for place in ended:
-            place.restore()
-        if not _replaced:
-            _select.observer = None
-        _FINDER.watch()
+        The kernels are those of every call of this module with scores up to that size. Compiled ones come from the
+        cache, which ``ksieve build --for`` fills; others are compiled on all processors, which takes minutes.
+
+        Parameters
+        ----------
+        k : int or sequence of int
+            Slots per row.
+        max_rows, max_width : int
+            Largest shape of the scores.
+        dtypes : sequence of str
+            "float32", "float16" or "bfloat16".
+
+        Returns
+        -------
+        int
+            Number of kernels.
+
+        Raises
+        ------
+        ArgumentError
+            A number is out of range.
+        BackendError
+            There is no usable GPU, or a kernel cannot be compiled.
+        """
+        index = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        ks = (k,) if isinstance(k, int) else tuple(k)
+        device = cuda.device_info(index)
+        wanted = _forms.needed(self.name, device, ks=ks, max_rows=max_rows, max_width=max_width, dtypes=dtypes)
+        if Store("cuda").writable():  # otherwise the kernels of other processes would be lost
+            for _, made in cache.compile_all(bundle.missing(wanted)):
+                if isinstance(made, BackendError):
+                    raise made
+        for plan in wanted.values():
+            cuda.prepare(plan)
+        return len(wanted)
 
 
 def _names(engine: str) -> tuple[str, ...]:

@@ -26,13 +26,13 @@ from ksieve.adapters._dsv4 import (
     topk_transform_paged_v2,
     topk_transform_ragged_v2,
 )
-from ksieve.adapters._engine import Engine
 from ksieve.adapters._kpool import (
     fast_kpool_topk_transform_fused,
     topk_transform_kpool_ragged_v2,
     topk_transform_kpool_v2,
 )
 from ksieve.adapters._select import select
+from ksieve.adapters._switch import Engine
 from ksieve.core.errors import ArgumentError
 
 __all__ = [

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ksieve.adapters._engine import Engine
 from ksieve.adapters._rows import compressed, part
 from ksieve.adapters._select import require, select
+from ksieve.adapters._switch import Engine
 from ksieve.core.errors import ArgumentError
 
 __all__ = ["indexer_topk_decode", "indexer_topk_prefill", "install", "uninstall", "warm_up"]

@@ -198,7 +198,7 @@ def _of_engine(
 ) -> dict[KernelSpec, Plan]:
     """Kernels of an engine's calls on some devices."""
     try:
-        from ksieve.adapters import _warm_up
+        from ksieve.adapters import _forms
     except ModuleNotFoundError as error:
         raise BackendError(
             f"--for calls the adapters, which need PyTorch ({error}): pip install 'ksieve[torch]'"
@@ -206,7 +206,7 @@ def _of_engine(
     wanted: dict[KernelSpec, Plan] = {}
     for device in devices:
         with terminal.progress(f"planning for {device.name}", unit="kinds of calls") as update:
-            wanted |= _warm_up.needed(engine, device, ks=ks, dtypes=dtypes, progress=update, **most)
+            wanted |= _forms.needed(engine, device, ks=ks, dtypes=dtypes, progress=update, **most)
     return wanted
 
 

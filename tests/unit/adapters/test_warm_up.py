@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import random
@@ -16,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from cuda_fakes import fake_backend  # noqa: E402
 from ksieve import dispatch  # noqa: E402
-from ksieve.adapters import _forms, _select, _warm_up, flashinfer, sglang, tensorrt_llm, vllm  # noqa: E402
+from ksieve.adapters import _forms, _select, flashinfer, sglang, tensorrt_llm, vllm  # noqa: E402
 from ksieve.backends.cuda.jit import build, bundle, cache  # noqa: E402
 from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources  # noqa: E402
 from ksieve.backends.cuda.jit.spec import compiled_options, kernel_spec  # noqa: E402
@@ -30,14 +29,15 @@ ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_
 
 
 @pytest.mark.parametrize("engine", ADAPTERS)
-def test_every_function_has_forms_and_every_form_is_a_call(engine):
+def test_every_function_has_forms_that_are_calls(engine):
     adapter = ADAPTERS[engine]
     selecting = set(adapter.__all__) - {"install", "uninstall", "warm_up", "plan_topk_v2"}
-    forms = list(_forms.FORMS[engine]())
+    functions = _forms.functions(engine)
     # FlashInfer has one function under two names.
-    assert {name for name, *_ in forms} == selecting - ({"topk"} if engine == "flashinfer" else set())
-    for name, arguments, *_ in forms:
-        inspect.signature(getattr(adapter, name)).bind(None, **arguments)
+    assert {each.__name__ for each in functions} == selecting - ({"topk"} if engine == "flashinfer" else set())
+    for function in functions:
+        scores, arguments = next(_forms.forms(function))
+        assert _forms.seen(function, scores, **arguments).k
     assert _select.observer is None
 
 
@@ -61,14 +61,13 @@ def test_another_thread_s_selection_is_not_stopped(monkeypatch):
     def other():
         vllm.top_k_per_row_decode(torch.rand(2, 9), 1, torch.full((2,), 9, dtype=torch.int32), out, 2, 9, 1, 3)
 
-    def call(scores):
+    def call(scores):  # as an adapter's function
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
         _select.select({}, scores, None, 2, sorted=True)
 
-    monkeypatch.setattr(sglang, "fast_topk_v2", call)
-    assert _forms.seen("sglang", "fast_topk_v2", {}).options == Options(order="value")
+    assert _forms.seen(call, torch.zeros(2, 4)).options == Options(order="value")
     assert (out >= 0).all()
     assert len(seen) == 1
     assert _select.observer is before
@@ -109,7 +108,7 @@ CASES = [
 def test_no_kernel_is_missing(engine, card, k, dtype, max_rows, max_width, count):
     device = DEVICES[card]
     steps = []
-    wanted = _warm_up.needed(
+    wanted = _forms.needed(
         engine, device, ks=[k], max_rows=max_rows, max_width=max_width, dtypes=[dtype],
         progress=lambda done, total: steps.append((done, total)),
     )  # fmt: skip
@@ -184,7 +183,7 @@ def test_numbers_out_of_range(driver):
 
 
 def test_warm_up_compiles_nothing_that_a_bundle_has(driver, monkeypatch, tmp_path):
-    wanted = _warm_up.needed("vllm", driver.device_info(0), ks=(64,), max_rows=2, max_width=100, dtypes=["float32"])
+    wanted = _forms.needed("vllm", driver.device_info(0), ks=(64,), max_rows=2, max_width=100, dtypes=["float32"])
     path = tmp_path / "kernels.zip"
     bundle.write(path, {spec: Cubin(b"code", "") for spec in wanted}, shipped_sources(), "a test")
     monkeypatch.setenv("KSIEVE_BUNDLE", str(path))

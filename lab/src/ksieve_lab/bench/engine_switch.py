@@ -99,7 +99,7 @@ def installed(
             if not known:
                 continue
             try:
-                _switch.install(engine, 0.0)
+                _switch.Engine(engine).install(0.0)
             except BackendError as error:
                 absent |= {operator.name: str(error) for operator in known if operator.name not in found}
                 continue
@@ -116,7 +116,7 @@ def installed(
         yield list(found.values()), {n: why for n, why in absent.items() if n not in found}, versions
     finally:
         for engine in switched:
-            _switch.uninstall(engine)
+            _switch.Engine(engine).uninstall()
 
 
 def _import(operator: Any) -> str | None:

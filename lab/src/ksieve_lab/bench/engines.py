@@ -100,10 +100,11 @@ def _plan(case: Case, k: int, device: DeviceInfo) -> Plan:
     from ksieve.adapters import _forms
 
     operator, rows, width, dtype = case
-    module, _, function = operator.operator.adapter.partition(".")
+    module, _, name = operator.operator.adapter.partition(".")
+    function = getattr(importlib.import_module(f"ksieve.adapters.{module}"), name)
     matrix = torch.zeros(2, _k(operator, k), dtype=getattr(torch, dtype))
     few = Inputs(matrix, torch.ones(2, dtype=torch.int32), _k(operator, k))
-    asked = _forms.seen(module, function, operator.call.arguments(few), matrix)
+    asked = _forms.seen(function, matrix, **operator.call.arguments(few))
     return api.plan(rows=rows, width=width, k=asked.k, dtype=dtype, device=device, options=asked.options)
 
 
