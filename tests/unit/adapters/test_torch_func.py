@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ksieve  # noqa: E402
+from ksieve import dispatch  # noqa: E402
 from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
 
 K, ROWS, WIDTH = 8, 4, 48
@@ -143,7 +144,7 @@ def test_vmap_equals_a_loop_whatever_is_batched(options, batched):
 
 
 def test_vmap_appends_the_batch_to_the_rows(monkeypatch):
-    seen, run = [], torch_ops.dispatch.topk_eager
+    seen, run = [], dispatch.topk_eager
 
     def record(scores, *args, **keywords):
         seen.append(tuple(scores.shape))
@@ -154,7 +155,7 @@ def test_vmap_appends_the_batch_to_the_rows(monkeypatch):
 
     x = torch.randn(5, ROWS, WIDTH)
     with monkeypatch.context() as patch:
-        patch.setattr(torch_ops.dispatch, "topk_eager", record)
+        patch.setattr(dispatch, "topk_eager", record)
         torch.ops.ksieve.topk(x[0], None, K)
         assert seen == [(ROWS, WIDTH)]
         torch.vmap(program)(x)

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 import ksieve  # noqa: E402
 from ksieve.core.errors import ArgumentError  # noqa: E402
 from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
+from ksieve.frontends.torch import select as torch_select  # noqa: E402
 
 K = 8
 plans_traced = pytest.mark.skipif(
@@ -48,8 +49,9 @@ def test_operators_pass_opcheck(rows):
     out = torch.empty((4, K), dtype=torch.int32)
     live = torch.tensor([2], dtype=torch.int32)
     text = torch_ops.encode_plan(ksieve.plan(rows=4, width=3000, k=K))
-    for args in ((scores, lengths, None, K, None), (scores, None, live, K, text)):
-        torch.library.opcheck(torch.ops.ksieve.topk_out.default, args, {"out": out, "workspace": None})
+    none, outputs = [None] * 6, {"out": out, "values_out": None, "raw_out": None, "workspace": None}
+    for args in ((scores, lengths, None, *none, K, None, ""), (scores, None, live, *none, K, text, "")):
+        torch.library.opcheck(torch.ops.ksieve.topk_options.default, args, outputs)
 
 
 def test_compile_without_graph_breaks(rows):
@@ -88,13 +90,13 @@ def test_compile_with_everything_but_the_scores_in_keywords(rows):
 
 @plans_traced
 def test_a_compiled_program_follows_the_plan_it_is_given(rows, monkeypatch):
-    seen, decode = [], torch_ops.decode_plan
+    seen, decode = [], torch_select.decode_plan
 
     def record(text):
         seen.append(decode(text))
         return seen[-1]
 
-    monkeypatch.setattr(torch_ops, "decode_plan", record)
+    monkeypatch.setattr(torch_select, "decode_plan", record)
     program = compiled(lambda x, lengths, plan: ksieve.topk(x, lengths, plan=plan))
     plans = [ksieve.plan(rows=4, width=3000, k=K), ksieve.plan(rows=9, width=5000, k=K, policy="direct")]
     for plan in (*plans, plans[0]):

@@ -9,9 +9,10 @@ import pytest
 import ksieve
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.plan_text import decode_plan, encode_plan
 
 torch = pytest.importorskip("torch")
-from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
+import ksieve.frontends.torch.ops  # noqa: E402 (registers the operators)
 
 PLANS = {
     "cpu": {"rows": 4, "width": 3000, "k": 64},
@@ -59,28 +60,28 @@ def changed(text, path, value):
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_comes_back_as_it_was(name):
     plan = ksieve.plan(**PLANS[name])
-    assert torch_ops.decode_plan(torch_ops.encode_plan(plan)) == plan
+    assert decode_plan(encode_plan(plan)) == plan
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_numbers_that_the_planner_does_not_come_to_are_refused(name):
-    text = torch_ops.encode_plan(ksieve.plan(**PLANS[name]))
+    text = encode_plan(ksieve.plan(**PLANS[name]))
     for field in DERIVED:
         for value in (json.loads(text)[field] + 1, 2**31, 2**62, -1):
             with pytest.raises(ArgumentError, match=r"^plan: got a text"):
-                torch_ops.decode_plan(changed(text, (field,), value))
+                decode_plan(changed(text, (field,), value))
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", PLANS)
 def test_a_damaged_text_is_refused_or_a_plan_that_the_planner_makes(name):
-    text = torch_ops.encode_plan(ksieve.plan(**PLANS[name]))
+    text = encode_plan(ksieve.plan(**PLANS[name]))
     taken = set()
     for path, value in damages(text):
         if changed(text, path, value) == changed(text, ("reason",), json.loads(text)["reason"]):
             continue  # it is the value that stands there
         try:
-            plan = torch_ops.decode_plan(changed(text, path, value))
+            plan = decode_plan(changed(text, path, value))
         except ArgumentError as error:
             assert error.argument == "plan"
         else:
@@ -93,12 +94,13 @@ def test_a_damaged_text_is_refused_or_a_plan_that_the_planner_makes(name):
 @pytest.mark.parametrize("text", ["", "x", "[]", "{}", "null", "[" * 10**5, '{"problem": ' + "9" * 5000 + "}", "5"])
 def test_what_is_no_plan_is_refused(text):
     with pytest.raises(ArgumentError, match=r"^plan: got a text"):
-        torch_ops.decode_plan(text)
+        decode_plan(text)
 
 
 def test_a_changed_plan_in_an_operator_call_is_refused_before_anything_is_written():
     scores, out = torch.randn(4, 3000), torch.full((4, 64), -7, dtype=torch.int32)
-    text = changed(torch_ops.encode_plan(ksieve.plan(**PLANS["cpu"])), ("capacity",), 2**62)
+    text = changed(encode_plan(ksieve.plan(**PLANS["cpu"])), ("capacity",), 2**62)
+    unused = dict.fromkeys(("values_out", "raw_out", "workspace"))
     with pytest.raises(ArgumentError, match=r"^plan: got a text whose numbers differ"):
-        torch.ops.ksieve.topk_out(scores, None, None, 64, text, out=out, workspace=None)
+        torch.ops.ksieve.topk_options(scores, *[None] * 8, 64, text, "", out=out, **unused)
     assert (out == -7).all()

@@ -7,11 +7,10 @@ Operators
 ---------
 ``torch.ops.ksieve.topk(scores, lengths, k) -> indices``
     A new int32 tensor of shape (rows, k).
-``torch.ops.ksieve.topk_out(scores, lengths, num_rows, k, plan, out!, workspace!) -> ()``
-    Writes `out`. `plan` is None or a plan in the text form of `encode_plan`; `workspace` is None or bytes.
 ``torch.ops.ksieve.topk_options(scores, lengths, num_rows, starts, ends, ks, page_table, row_to_request, offsets, k,
 plan, options, out!, values_out!, raw_out!, workspace!, tail, positions, block_table, counts_out!) -> ()``
-    The same with options, in the text form of `encode_options`; an array is None where the options do not use it.
+    Writes `out`, with options in the text form of `encode_options`; an array is None where the options do not use it.
+    `plan` is None or a plan in the text form of `encode_plan`; `workspace` is None or bytes.
 ``torch.ops.ksieve.select``
     `topk_options` without outputs to write (`ksieve.frontends.torch.select`), for ``torch.func``.
 
@@ -29,74 +28,31 @@ from typing import Any, NoReturn
 
 import torch
 
-from ksieve import dispatch
 from ksieve.core import arguments, problem
-from ksieve.core import call as calls
 from ksieve.core.errors import ArgumentError, kind_of
-from ksieve.core.options import Options
+from ksieve.core.options import PLAIN, Options
 from ksieve.frontends.torch import gradients
-from ksieve.frontends.torch.select import check_fake, decode_options
+from ksieve.frontends.torch.select import check_fake, decode_options, run
 from ksieve.planning.plan import Plan
-from ksieve.planning.plan_text import decode_plan, encode_plan
+from ksieve.planning.plan_text import encode_plan
 
 Scalars = tuple[tuple[str, Any], ...]
 """Keyword arguments of a call that are no arrays."""
 
 _ARRAYS = (*arguments.ARRAYS, *arguments.UNTRACED)
-_MOST_CHOSEN = 4096
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 torch.library.define("ksieve::topk", "(Tensor scores, Tensor? lengths, int k) -> Tensor", tags=_TAGS)
-torch.library.define(
-    "ksieve::topk_out",
-    "(Tensor scores, Tensor? lengths, Tensor? num_rows, int k, str? plan, *, Tensor(a!) out, Tensor(b!)? workspace)"
-    " -> ()",
-    tags=_TAGS,
-)
 
 
 def _topk(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> torch.Tensor:
     problem.check_scores(problem.inspect(scores, "scores"))
     indices = scores.new_empty((scores.shape[0], problem.check_k(k)), dtype=torch.int32)
-    _topk_out(scores, lengths, None, k, None, out=indices, workspace=None)
+    run(scores, lengths, k, None, PLAIN, {}, out=indices)
     return indices
 
 
-def _topk_out(
-    scores: torch.Tensor,
-    lengths: torch.Tensor | None,
-    num_rows: torch.Tensor | None,
-    k: int,
-    plan: str | None,
-    *,
-    out: torch.Tensor,
-    workspace: torch.Tensor | None,
-) -> None:
-    made = decode_plan(plan) if plan is not None else None
-    if scores.is_cuda and workspace is None:
-        made = made or _choose(scores, k)
-        if made.workspace_bytes:
-            workspace = scores.new_empty(made.workspace_bytes, dtype=torch.uint8)
-    dispatch.topk_eager(scores, lengths, k, made, out=out, workspace=workspace, num_rows=num_rows)
-
-
 torch.library.impl("ksieve::topk", ("cpu", "cuda"), _topk)
-torch.library.impl("ksieve::topk_out", ("cpu", "cuda"), _topk_out)
-
-
-_chosen: dict[Any, Plan] = {}
-
-
-def _choose(scores: torch.Tensor, k: int) -> Plan:
-    """Plan of a call without one, cached."""
-    key = (scores.shape, scores.stride(), scores.dtype, scores.device, k)
-    plan = _chosen.get(key)
-    if plan is None:
-        asked = calls.parse(scores, None, k).problem
-        if len(_chosen) >= _MOST_CHOSEN:
-            _chosen.clear()
-        plan = _chosen[key] = dispatch.choose(asked)
-    return plan
 
 
 def _fake_topk(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> torch.Tensor:
@@ -104,23 +60,7 @@ def _fake_topk(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> to
     return scores.new_empty((scores.shape[0], k), dtype=torch.int32)
 
 
-def _fake_topk_out(
-    scores: torch.Tensor,
-    lengths: torch.Tensor | None,
-    num_rows: torch.Tensor | None,
-    k: int,
-    plan: str | None,
-    *,
-    out: torch.Tensor,
-    workspace: torch.Tensor | None,
-) -> None:
-    check_fake(scores, lengths, k)
-    if out.dim() != 2 or out.dtype != torch.int32:
-        raise ArgumentError("out", f"{out.dtype} of {out.dim()} dimension(s)", "int32 of shape (rows, k)")
-
-
 torch.library.register_fake("ksieve::topk", _fake_topk)
-torch.library.register_fake("ksieve::topk_out", _fake_topk_out)
 
 
 def refuse(argument: str, got: object, takes: str) -> NoReturn:
@@ -220,13 +160,9 @@ def _operator(
 ) -> tuple[Any, ...]:
     """Call the operator that serves; the results of `topk`, in its order."""
     out, values_out, raw_out, workspace = outputs
-    if options == "" and not transformed:
-        lengths = arrays["ends"] if lengths is None else lengths
-        if plan is None and out is None and num_rows is None and workspace is None:
-            return (torch.ops.ksieve.topk(scores, lengths, slots),)
-        result = out if out is not None else scores.new_empty((scores.shape[0], slots), dtype=torch.int32)
-        torch.ops.ksieve.topk_out(scores, lengths, num_rows, slots, plan, out=result, workspace=workspace)
-        return (result,)
+    alone = plan is None and out is None and num_rows is None and workspace is None
+    if options == "" and alone and not transformed:
+        return (torch.ops.ksieve.topk(scores, arrays["ends"] if lengths is None else lengths, slots),)
     inputs = (
         scores, lengths, num_rows, arrays["starts"], arrays["ends"], ks, arrays["page_table"],
         arrays["row_to_request"], arrays["offsets"], slots, plan, options,

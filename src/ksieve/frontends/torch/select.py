@@ -18,6 +18,7 @@ from ksieve.core import call as calls
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import PLAIN, Options
+from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import decode_plan
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -57,6 +58,10 @@ def decode_options(text: str) -> Options:
     return Options(**json.loads(text)) if text else PLAIN
 
 
+_chosen: dict[Any, Plan] = {}
+_MOST_CHOSEN = 4096
+
+
 def _named(inputs: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
     """Arguments of an operator by name: PyTorch passes none at the end that has its default."""
     return dict.fromkeys(_NAMES) | dict(zip(_NAMES, inputs, strict=False)) | more
@@ -75,17 +80,37 @@ def _topk_options(*inputs: Any, **outputs: Any) -> None:
         "block_size": asked.block_size, "force_first": asked.force_first, "force_last": asked.force_last,
         "force": asked.force, "expand": asked.expand,
     }  # fmt: skip
+    if asked.plain:
+        keywords = {} if given["ends"] is None else {"ends": given["ends"]}
+    made = None if plan is None else decode_plan(plan)
     slots = k if ks is None else ks
-    made = decode_plan(plan) if plan is not None else None
+    run(scores, lengths, slots, made, asked, keywords, out=out, num_rows=num_rows, workspace=workspace)
+
+
+def run(
+    scores: torch.Tensor,
+    lengths: torch.Tensor | None,
+    k: Any,
+    plan: Plan | None,
+    options: Options,
+    keywords: Mapping[str, Any],
+    *,
+    out: torch.Tensor,
+    num_rows: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """Select into `out`; on CUDA with memory of PyTorch, unless the caller passes some."""
     if scores.is_cuda and workspace is None:
-        if made is None:
-            call = calls.parse(scores, lengths, slots, out=out, num_rows=num_rows, keywords=keywords)
-            made = dispatch.choose(call.problem)
-        if made.workspace_bytes:
-            workspace = scores.new_empty(made.workspace_bytes, dtype=torch.uint8)
-    dispatch.topk_eager(
-        scores, lengths, slots, made, out=out, workspace=workspace, num_rows=num_rows, keywords=keywords
-    )  # fmt: skip
+        key = (scores.shape, scores.stride(), scores.dtype, scores.device, out.shape, options)
+        plan = plan or _chosen.get(key)
+        if plan is None:
+            call = calls.parse(scores, lengths, k, out=out, num_rows=num_rows, keywords=keywords)
+            if len(_chosen) >= _MOST_CHOSEN:
+                _chosen.clear()
+            plan = _chosen[key] = dispatch.choose(call.problem)
+        if plan.workspace_bytes:
+            workspace = scores.new_empty(plan.workspace_bytes, dtype=torch.uint8)
+    dispatch.topk_eager(scores, lengths, k, plan, out=out, workspace=workspace, num_rows=num_rows, keywords=keywords)
 
 
 def _select(*inputs: Any, **more: Any) -> list[torch.Tensor]:
