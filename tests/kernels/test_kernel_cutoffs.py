@@ -35,6 +35,7 @@ template <bool kFirst, class A, class B> struct Choose { using Type = A; };
 template <class A, class B> struct Choose<false, A, B> { using Type = B; };
 enum class Dtype { kFloat32, kFloat16, kBfloat16 };
 constexpr Dtype kDtype = Dtype::%(dtype)s;
+#define KSIEVE_OPTION(define) define
 #define KSIEVE_RANKING %(number)d
 #define KSIEVE_SOURCE_DTYPE 0
 %(ranking)s

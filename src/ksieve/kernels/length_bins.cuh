@@ -4,12 +4,9 @@
 #include "common/load.cuh"
 #include "common/workspace.cuh"
 
-#ifndef KSIEVE_BINNED
-#define KSIEVE_BINNED 0     // rows are listed for several launches
-#define KSIEVE_LENGTH_BIN 0 // this launch's bin; in the kernel that lists the rows, the last bin
-#endif
-constexpr bool kBinned = KSIEVE_BINNED != 0;
-constexpr int kLengthBin = KSIEVE_LENGTH_BIN;
+constexpr bool kBinned = KSIEVE_OPTION(KSIEVE_BINNED); // rows are listed for several launches
+// This launch's bin; in the kernel that lists the rows, the last bin.
+constexpr int kLengthBin = KSIEVE_OPTION(KSIEVE_LENGTH_BIN);
 
 // An entry of a list of rows. In the workspace, from Params::lists on: the number of rows of each launch; kHeaderBytes
 // further on, the lists, each with room for all rows.

@@ -7,8 +7,8 @@
 #include "common/keys.cuh"
 
 namespace source { // scores in memory
-constexpr Dtype kDtype = static_cast<Dtype>(KSIEVE_SOURCE_DTYPE);
-constexpr int kRanking = KSIEVE_SOURCE_RANKING; // enum Ranking, of common/ranking.cuh
+constexpr Dtype kDtype = static_cast<Dtype>(KSIEVE_OPTION(KSIEVE_SOURCE_DTYPE));
+constexpr int kRanking = KSIEVE_OPTION(KSIEVE_SOURCE_RANKING); // enum Ranking, of common/ranking.cuh
 constexpr bool kSmallest = kRanking == 1;
 constexpr bool kNanFirst = kRanking == 2;
 constexpr bool kHalf = kDtype != Dtype::kFloat32;

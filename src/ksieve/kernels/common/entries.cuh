@@ -16,7 +16,7 @@ template <class AnyRow> __device__ __forceinline__ AnyRow part_of(AnyRow row, in
   row.length = count;
   row.base += first;
   if constexpr (kBlockRows) {
-    constexpr i64 kBytes = KSIEVE_SOURCE_DTYPE ? 2 : 4;
+    constexpr i64 kBytes = KSIEVE_OPTION(KSIEVE_SOURCE_DTYPE) ? 2 : 4;
     row.from = static_cast<const unsigned char*>(row.from) + first * (kBytes * kBlockSize);
     row.low = max(row.low - first * kBlockSize, 0);
     row.high -= first * kBlockSize;
@@ -42,7 +42,7 @@ template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(
   all.row.id = id;
   all.row.slots = own;
   if constexpr (kBlockRows) {
-    constexpr i64 kBytes = KSIEVE_SOURCE_DTYPE ? 2 : 4;
+    constexpr i64 kBytes = KSIEVE_OPTION(KSIEVE_SOURCE_DTYPE) ? 2 : 4;
     const int cut = base % kBlockSize; // scores of the first block in front of the window
     if (kTail) length = min(length, max(tail_length(p, id) - base, 0));
     all.row.base = base / kBlockSize;

@@ -2,10 +2,6 @@
 // array have two leading strides of their own. Included by common/params.cuh alone.
 #pragma once
 
-#ifndef KSIEVE_LEADING
-#define KSIEVE_LEADING 0
-#endif
-
 // Arrays that have a row, or a number, for each row: backends/cuda/runtime/launch.py, LEADING.
 enum class Array {
   kScores,
@@ -30,9 +26,9 @@ struct Leading {
   int size;
   int reserved;
 };
-constexpr int kLeadingBytes = KSIEVE_LEADING ? kArrays * sizeof(Leading) : 0;
 
 #if KSIEVE_LEADING
+constexpr int kLeadingBytes = kArrays * sizeof(Leading);
 template <class AnyParams> __device__ __forceinline__ i64 row_at(const AnyParams& p, Array array, int row) {
   const Leading& own = p.leading[static_cast<int>(array)];
   const int outer = row / own.size;
@@ -41,6 +37,7 @@ template <class AnyParams> __device__ __forceinline__ i64 row_at(const AnyParams
 #define KSIEVE_ROW_AT(p, array, row, pitch) row_at(p, Array::array, row)
 #define KSIEVE_INDEX_AT(p, array, row) row_at(p, Array::array, row)
 #else // macros, because a function would change the machine code of some kernels
+constexpr int kLeadingBytes = 0;
 // Where a row of an array begins, in elements; `pitch` is that of rows with one leading stride.
 #define KSIEVE_ROW_AT(p, array, row, pitch) ((row) * (pitch))
 // Where the number of a row, or of a request, lies in an array of one for each.

@@ -38,14 +38,16 @@ struct Params {
   int rescue_rank;          // sample rank of tau1; 0: no rescue boundary
 #if KSIEVE_OPTIONS          // only the preprocessor can leave out a member
   Options options;
+  static constexpr int kBytes = 96 + sizeof(Options);
 #else
-  static constexpr NoOptions options = {};
+  static constexpr int kBytes = 96;
+  static constexpr Options options = {};
 #endif
 #if KSIEVE_LEADING
   Leading leading[kArrays];
 #endif
 };
-static_assert(sizeof(Params) == 96 + kOptionBytes + kLeadingBytes, "the host packs 96 bytes, and what follows them");
+static_assert(sizeof(Params) == Params::kBytes + kLeadingBytes, "the host packs 96 bytes, and what follows them");
 
 constexpr bool kBulkCopies = __CUDA_ARCH__ >= 900; // resident rows are copied by bulk asynchronous copies
 
@@ -73,14 +75,9 @@ constexpr int kSharedCapacity = KSIEVE_SHARED_CAPACITY; // candidates in the lis
 constexpr int kSpillCapacity = KSIEVE_SPILL_CAPACITY;
 constexpr int kCapacity = kSharedCapacity + kSpillCapacity;
 constexpr int kMaxResident = KSIEVE_MAX_RESIDENT; // scores of the longest resident row; 0: no row is resident
-#ifndef KSIEVE_OVERFLOW_VECTORS
-#define KSIEVE_OVERFLOW_VECTORS 0
-#endif
-constexpr int kOverflowVectors =
-    KSIEVE_OVERFLOW_VECTORS; // 16-byte loads of a resident row, per thread, that the ring has no room for
-#ifndef KSIEVE_REGISTERS
-#define KSIEVE_REGISTERS 0 // rows stay in registers: register/block.cu
-#endif
+// 16-byte loads of a resident row, per thread, that the ring has no room for.
+constexpr int kOverflowVectors = KSIEVE_OPTION(KSIEVE_OVERFLOW_VECTORS);
+constexpr bool kInRegisters = KSIEVE_OPTION(KSIEVE_REGISTERS); // rows stay in registers: register/
 constexpr bool kStats = KSIEVE_STATS != 0;
 
 constexpr u32 kFullWarp = 0xffffffffu;

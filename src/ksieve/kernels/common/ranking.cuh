@@ -4,13 +4,14 @@
 #include "common/params.cuh"
 
 enum class Ranking { kLargest, kSmallest, kNanFirst };
-constexpr Ranking kRanking = static_cast<Ranking>(KSIEVE_RANKING);
+constexpr Ranking kRanking = static_cast<Ranking>(KSIEVE_OPTION(KSIEVE_RANKING));
 
 using Score = Choose<kDtype == Dtype::kFloat32, float, unsigned short>::Type;
 constexpr bool kHalfScores = kDtype != Dtype::kFloat32;
 
 // Dtype of the caller's scores: those that are pooled to float32 entries keep their few values.
-constexpr Dtype kValues = KSIEVE_SOURCE_DTYPE ? static_cast<Dtype>(KSIEVE_SOURCE_DTYPE) : kDtype;
+constexpr int kSourceDtype = KSIEVE_OPTION(KSIEVE_SOURCE_DTYPE);
+constexpr Dtype kValues = kSourceDtype ? static_cast<Dtype>(kSourceDtype) : kDtype;
 constexpr bool kHalfValues = kValues != Dtype::kFloat32;
 
 // Bits of a score in memory.

@@ -187,7 +187,7 @@ constexpr bool kHungry = kWritesSlots ? kOverflowVectors > 0 : kEpilogue && (kSo
 // that needs more would be spilled, and is left out.
 constexpr int kRegisters = 65536 / (kThreads * KSIEVE_CTAS_PER_SM) / 8 * 8;
 constexpr bool kRowInOneCta = kMaxResident > 0 && kMaxResident == (kStages + kOverflowVectors) * kStep &&
-                              !KSIEVE_REGISTERS && !kHungry && !kBlockRows;
+                              !kInRegisters && !kHungry && !kBlockRows;
 constexpr int kSpareRegisters = kRowInOneCta ? kRegisters - kMaxResident / kThreads / 2 : 0;
 constexpr bool kRoomy = kSpareRegisters >= 24;
 constexpr bool kBracketKnownEarly =

@@ -9,7 +9,7 @@ constexpr bool kNoBranches = kWritesSlots && kMaxResident > 0;
 
 // Slots that a thread processes together: more would spill, and k seldom gives so many to a large CTA's threads.
 constexpr int kInFlight =
-    kForced || kPositions || (kWritesSlots && kThreads == 1024) || (kNoBranches && !KSIEVE_REGISTERS) ? 2 : 4;
+    kForced || kPositions || (kWritesSlots && kThreads == 1024) || (kNoBranches && !kInRegisters) ? 2 : 4;
 
 // Returns the bits of the score of a position, or what an unused slot holds.
 constexpr u32 kUnusedBits = kBlockRows ? source::kUnused : kWorstNumberBits;

@@ -8,7 +8,7 @@
 #pragma once
 #include "resident/overfull.cuh"
 
-static_assert(KSIEVE_REGISTERS && kFits && kMaxResident == kTile, "one CTA has all of a row");
+static_assert(kInRegisters && kFits && kMaxResident == kTile, "one CTA has all of a row");
 constexpr int kRankListMax = kThreads < 512 ? kThreads / 2 : 256; // scores of the k-th bin that are ranked at once
 constexpr int kTogether = kThreads < 512 ? 32 : 64;               // listed scores that a thread compares in one step
 constexpr int kPickBits = kEach <= 8 ? 3 : kEach <= 16 ? 4 : 5;

@@ -12,7 +12,7 @@
 constexpr int kLanes = 32;
 constexpr int kLaneVectors = kMaxResident / kWarpStep;
 constexpr int kLaneScores = kLaneVectors * kVector;
-static_assert(KSIEVE_REGISTERS && kLaneVectors * kWarpStep == kMaxResident && kLaneScores <= 64, "marks fit");
+static_assert(kInRegisters && kLaneVectors * kWarpStep == kMaxResident && kLaneScores <= 64, "marks fit");
 using Marks = Choose<(kLaneScores > 32), u64, u32>::Type; // a bit for each of the lane's scores
 static_assert(kOrder == Order::kAny && !kTies && !kStats, "the planner takes another family");
 

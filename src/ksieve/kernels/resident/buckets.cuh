@@ -299,7 +299,7 @@ __device__ __forceinline__ int shown_position(int index, int slot) {
 
 // Whether the ring keeps a row until its slots are written, where they have values: L2 returns 32 bytes for each score
 // that is read again, which is most of a short row. A CTA that has a multiprocessor to itself would wait for each copy.
-constexpr bool kKeepsScores = kWritesValues && kFits && !kBlockRows && !KSIEVE_REGISTERS && kOverflowVectors == 0 &&
+constexpr bool kKeepsScores = kWritesValues && kFits && !kBlockRows && !kInRegisters && kOverflowVectors == 0 &&
                               (kMaxResident > kTile ? kWritesShares : kWritesSlots && KSIEVE_CTAS_PER_SM > 1);
 
 // Returns the writer of a described row's slots. The ring has the scores of a tile from `from` on.

@@ -106,7 +106,7 @@ __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowD
 // Whether the body of a window is rounded outwards, where the matrix has scores beside it: what lies in front is masked
 // where the ring is read, as is what lies behind. Most windows begin or end inside a vector, and scores outside the
 // body are loaded twice, one behind the other, while no thread counts.
-constexpr bool kRoundsOut = kWindows && !kBlockRows && !kPositions && kMaxResident == kTile && !KSIEVE_REGISTERS &&
+constexpr bool kRoundsOut = kWindows && !kBlockRows && !kPositions && kMaxResident == kTile && !kInRegisters &&
                             // ptxas would spill with overflow vectors, and float16 in 64 registers a thread.
                             kOverflowVectors == 0 &&
                             !(kDtype == Dtype::kFloat16 && kThreads * KSIEVE_CTAS_PER_SM >= 1024);

@@ -158,7 +158,7 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
       };
       if (route == RowRoute::kResident) {
         looked = select_resident<BlockScope>(p, slot, copy_next, look_ahead);
-        if (KSIEVE_ROW_K || (kForced && !kEpilogue)) write_behind(p, slot);
+        if (kRowK || (kForced && !kEpilogue)) write_behind(p, slot);
       } else if constexpr (kWritesSlots) {
         writer_of(p, SlotFacts::of(p, descriptor_at(slot).id), slot).write_whole(descriptor_at(slot).end);
       } else {
