@@ -19,8 +19,8 @@ from ksieve.planning.memory import (
     HISTOGRAM_BYTES,
     ITEM_BYTES,
     candidate_bytes_of,
+    plan_of,
     resident_slots,
-    ring_stages,
     slice_bytes,
     sort_bytes,
     storage_of,
@@ -141,24 +141,7 @@ def _clustered(problem: Problem, asked: Problem, device: DeviceInfo, known: Shap
 
 def _plan(problem: Problem, asked: Problem, device: DeviceInfo, family: str, shape: Geometry, reason: str) -> Plan:
     storage = storage_of(asked, device, shape, family, None)
-    per_row = shape.ctas_per_row
-    workers = device.sm_count * shape.ctas_per_sm
+    storage = replace(storage, spill=0) if shape.resident_width else storage
+    per_row, workers = shape.ctas_per_row, device.sm_count * shape.ctas_per_sm
     ctas = per_row * problem.rows if family == "resident_cluster" else min(problem.rows, workers)
-    reason += f"; launch shape {shape.source}" if shape.source.startswith(NOT_MEASURED) else ""
-    plan = Plan(
-        problem,
-        device,
-        family,
-        None,
-        storage.shared if shape.resident_width else storage.shared + storage.spill,
-        resident_width=shape.resident_width,
-        splits=per_row,
-        ctas=ctas,
-        threads=shape.threads,
-        ctas_per_sm=shape.ctas_per_sm,
-        shared_capacity=storage.shared,
-        stages=ring_stages(shape, asked.dtype),
-        columns=storage.columns,
-        reason=reason,
-    )
-    return with_workspace(plan)
+    return plan_of(problem, device, family, None, shape, storage, ctas=ctas, per_row=per_row, reason=reason)

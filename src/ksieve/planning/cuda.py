@@ -26,7 +26,7 @@ from ksieve.planning.memory import (
     WARP_REGISTERS,
     candidate_bytes_of,
     fixed_bytes,
-    ring_stages,
+    plan_of,
     sort_bytes,
     storage_of,
     tied,
@@ -45,7 +45,6 @@ from ksieve.planning.thresholds import (
     LINES_RANK,
     MOST_BINS,
     MOST_SPLITS,
-    NOT_MEASURED,
     SAMPLED_RATIO,
     SEGMENT,
     SHORTEST_CLUSTERED,
@@ -298,10 +297,6 @@ def _plan(
     if splits is not None and family != "stream_split":
         raise ArgumentError("splits", splits, f"nothing for family {family!r}: only stream_split splits rows")
     geometry = _geometry(problem, device, family, policy)
-    if geometry.source.startswith(shapes.DERIVED):
-        reason += f"; launch shape {geometry.source.removeprefix(NOT_MEASURED)}: not measured"
-    elif geometry.source.startswith((shapes.TUNED, NOT_MEASURED)):
-        reason += f"; launch shape {geometry.source}"
     if family == "register_warp" and not geometry.resident_width:
         widest = geometry_of(device, family).resident_width
         takes = f"another family: warps hold rows of up to {widest:,} scores, in any order and without tie-breaks"
@@ -333,24 +328,7 @@ def _plan(
         ctas = per_row * problem.rows
         if family == "resident_grid":
             ctas = per_row * min(problem.rows, workers // per_row)
-    plan = Plan(
-        problem,
-        device,
-        family,
-        policy,
-        storage.shared + storage.spill,
-        resident_width=geometry.resident_width,
-        splits=per_row,
-        ctas=ctas,
-        threads=geometry.threads,
-        ctas_per_sm=geometry.ctas_per_sm,
-        shared_capacity=storage.shared,
-        stages=ring_stages(geometry, problem.dtype),
-        overflow_vectors=geometry.overflow_vectors,
-        columns=storage.columns,
-        reason=reason,
-    )
-    return with_workspace(plan)
+    return plan_of(problem, device, family, policy, geometry, storage, ctas=ctas, per_row=per_row, reason=reason)
 
 
 def _binned(plan: Plan) -> Plan:

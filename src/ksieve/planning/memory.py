@@ -14,8 +14,8 @@ from ksieve.core.policy import PEAK, SamplingPolicy
 from ksieve.core.problem import Problem
 from ksieve.planning.families import QUEUED, SHARED_ROWS
 from ksieve.planning.plan import Plan
-from ksieve.planning.shapes import Geometry
-from ksieve.planning.thresholds import COLUMN_SIGMAS, EXACT_CAPACITY, SORTED_PERIODS, TAIL_SIGMAS
+from ksieve.planning.shapes import DERIVED, TUNED, Geometry
+from ksieve.planning.thresholds import COLUMN_SIGMAS, EXACT_CAPACITY, NOT_MEASURED, SORTED_PERIODS, TAIL_SIGMAS
 
 HEADER_BYTES = 256
 """Leading workspace bytes that hold the row queue (kernels/common/workspace.cuh)."""
@@ -267,6 +267,43 @@ def statistics_bound(width: int, policy: SamplingPolicy) -> int:
     """Largest number of ranked samples of a row of `width` scores."""
     scores = math.ceil(width / (policy.stride * policy.group)) * policy.group
     return math.ceil(scores / PEAK) if policy.peaks else scores
+
+
+def plan_of(
+    problem: Problem,
+    device: DeviceInfo,
+    family: str,
+    policy: SamplingPolicy | None,
+    geometry: Geometry,
+    storage: Storage,
+    *,
+    ctas: int,
+    per_row: int,
+    reason: str,
+) -> Plan:
+    """Make the plan of a launch shape and the storage that it leaves, with its workspace."""
+    if geometry.source.startswith(DERIVED):
+        reason += f"; launch shape {geometry.source.removeprefix(NOT_MEASURED)}: not measured"
+    elif geometry.source.startswith((TUNED, NOT_MEASURED)):
+        reason += f"; launch shape {geometry.source}"
+    plan = Plan(
+        problem,
+        device,
+        family,
+        policy,
+        storage.shared + storage.spill,
+        resident_width=geometry.resident_width,
+        splits=per_row,
+        ctas=ctas,
+        threads=geometry.threads,
+        ctas_per_sm=geometry.ctas_per_sm,
+        shared_capacity=storage.shared,
+        stages=ring_stages(geometry, problem.selection.dtype),
+        overflow_vectors=geometry.overflow_vectors,
+        columns=storage.columns,
+        reason=reason,
+    )
+    return with_workspace(plan)
 
 
 def with_workspace(plan: Plan) -> Plan:

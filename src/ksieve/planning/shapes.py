@@ -222,15 +222,11 @@ class Shapes:
         """Shapes of a family for rows that do not stay on chip, for a device."""
         return _scaled(self, "streamed", family, device)
 
-    def strides_of(self, device: DeviceInfo) -> tuple[Stride, ...]:
-        """Sampling policies for a device."""
-        return _strides_of(self, device.sm_count)
-
     def stride_for(self, rows: int, width: int, ratio: int, device: DeviceInfo) -> Stride:
         """Return the entry that decides the sampling policy of rows, whose width is `ratio` times k."""
         return [
             stride
-            for stride in self.strides_of(device)
+            for stride in _strides_of(self, device.sm_count)
             if ratio >= stride.ratio and width >= stride.narrowest and rows <= (stride.most_rows or rows)
         ][-1]
 
@@ -249,10 +245,6 @@ class Shapes:
         multiprocessors, as far as is known without the device.
         """
         return self.widest_cluster if device.sm_count >= GPCS * self.widest_cluster else PORTABLE_CLUSTER
-
-    def tables(self) -> tuple[dict[str, Geometry], ...]:
-        """Tables with one shape for each family."""
-        return self.usual, self.roomy
 
 
 @lru_cache(maxsize=512)

@@ -24,7 +24,7 @@ FILES = [
 SOURCES = {name: value.source for name, value in thresholds.thresholds().items()} | {
     f"{found.name} {family} {n}": shape.source
     for found in FILES
-    for n, table in enumerate(found.tables())
+    for n, table in enumerate((found.usual, found.roomy))
     for family, shape in table.items()
 }
 SOURCES |= {
