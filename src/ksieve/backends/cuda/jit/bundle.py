@@ -1,11 +1,10 @@
 """Bundles: one file of compiled kernels that a process loads without a compiler, a cache or a writable directory.
 
-A bundle is a zip archive without compression. Its member ``index.json`` says which ksieve made it, from which sources
-and with which compiler, and lists the kernels with their defines and the SHA-256 of their machine code; the archive's
-comment holds the SHA-256 of the index. The bytes depend on the kernels alone: the compiler's reports, which contain
-times and paths, are not kept. ``KSIEVE_BUNDLE`` names the bundle of a process: its kernels are used before those of the
-cache, and before one is compiled. A kernel is found by what decides its machine code but the compiler, since the
-process may have none (`cache.identity_of`).
+A bundle is a zip archive without compression, whose checksums tell what is damaged. Its member ``index.json`` says
+which ksieve made it, from which sources and with which compiler, and lists the kernels with their defines. The bytes
+depend on the kernels alone: the compiler's reports, which contain times and paths, are not kept. ``KSIEVE_BUNDLE``
+names the bundle of a process: its kernels are used before those of the cache, and before one is compiled. A kernel is
+found by what decides its machine code but the compiler, since the process may have none (`cache.identity_of`).
 
 A bundle is used only if it belongs to the caller or root and no other user can write it, like an entry of the cache.
 """
@@ -24,7 +23,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from ksieve._version import __version__
 from ksieve.backends.code_cache import MOST_BYTES, UnusableError, check_owner, reason, say_once
@@ -44,32 +42,23 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel of a bundle: its member, its architecture and the checksum of its machine code."""
-
-    member: str
-    arch: str
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
 class Bundle:
     """The index of a bundle.
 
     `ksieve`: version that made it. `sources`: digest of the CUDA sources that it was compiled from. `compiler`: such as
-    "nvrtc 13.0". `kernels`: by member.
+    "nvrtc 13.0". `kernels`: architecture of each, by member.
     """
 
     path: Path
     ksieve: str
     sources: str
     compiler: str
-    kernels: Mapping[str, Kernel]
+    kernels: Mapping[str, str]
 
     @property
     def architectures(self) -> dict[str, int]:
         """Number of kernels of each architecture."""
-        return dict(sorted(Counter(kernel.arch for kernel in self.kernels.values()).items()))
+        return dict(sorted(Counter(self.kernels.values()).items()))
 
     def check(self, arch: str) -> None:
         """Raise `BackendError` if no kernel is for an architecture."""
@@ -84,29 +73,20 @@ class Bundle:
 
         Raises `BackendError` if the file is damaged, or holds nothing for the architecture.
         """
-        kernel = self.kernels.get(_member(spec, self.sources))
-        if kernel is None:
+        member = _member(spec, self.sources)
+        if member not in self.kernels:
             self.check(spec.arch)
             return None
-        with _opened(self.path) as file, zipfile.ZipFile(file) as archive:
-            code = _content(archive, kernel.member)
-        if hashlib.sha256(code).hexdigest() != kernel.sha256:
-            raise UnusableError("it is damaged")
-        return Cubin(code, "")
+        with _opened(self.path) as archive:
+            return Cubin(_content(archive, member), "")
 
 
 def pack(kernels: Mapping[KernelSpec, Cubin], sources: Sources, made_with: str) -> bytes:
     """Return the bytes of a bundle, the same for the same kernels in any order; `made_with` names the compiler."""
     members = {_member(spec, sources.digest): (spec, cubin) for spec, cubin in kernels.items()}
     listed = [
-        {
-            "member": member,
-            "arch": spec.arch,
-            "kernel": spec.stem,
-            "defines": dict(spec.defines),
-            "sha256": hashlib.sha256(cubin.code).hexdigest(),
-        }
-        for member, (spec, cubin) in sorted(members.items())
+        {"member": member, "arch": spec.arch, "kernel": spec.stem, "defines": dict(spec.defines)}
+        for member, (spec, _) in sorted(members.items())
     ]
     facts = {"format": _FORMAT, "ksieve": __version__, "sources": sources.digest, "compiler": made_with}
     index = json.dumps(facts | {"kernels": listed}, indent=1).encode()
@@ -115,7 +95,6 @@ def pack(kernels: Mapping[KernelSpec, Cubin], sources: Sources, made_with: str) 
         archive.writestr(_info(_INDEX), index)
         for member, (_, cubin) in sorted(members.items()):
             archive.writestr(_info(member), cubin.code)
-        archive.comment = f"{_FORMAT} {hashlib.sha256(index).hexdigest()}".encode()
     return whole.getvalue()
 
 
@@ -137,17 +116,12 @@ def read(path: Path) -> Bundle:
 
     Raises `BackendError` if it is absent, damaged, of another version, or could have been written by another user.
     """
-    with _errors(path), _opened(path) as file, zipfile.ZipFile(file) as archive:
-        kind, _, digest = archive.comment.decode("ascii").rpartition(" ")
-        if kind != _FORMAT:
-            raise UnusableError(f"it is no bundle, or one of another format than {_FORMAT!r}")
-        index = _content(archive, _INDEX)
-        if hashlib.sha256(index).hexdigest() != digest:
-            raise UnusableError("it is damaged")
-        facts = json.loads(index)
-        kernels = [Kernel(str(one["member"]), str(one["arch"]), str(one["sha256"])) for one in facts["kernels"]]
-        by_member = {kernel.member: kernel for kernel in kernels}
-        made = Bundle(path, str(facts["ksieve"]), str(facts["sources"]), str(facts["compiler"]), by_member)
+    with _errors(path), _opened(path) as archive:
+        facts = json.loads(_content(archive, _INDEX))
+        if facts["format"] != _FORMAT:
+            raise UnusableError(f"it is no bundle of the format {_FORMAT!r}")
+        archs = {str(one["member"]): str(one["arch"]) for one in facts["kernels"]}
+        made = Bundle(path, str(facts["ksieve"]), str(facts["sources"]), str(facts["compiler"]), archs)
         if missing := made.kernels.keys() - set(archive.namelist()):
             raise UnusableError(f"{len(missing)} of its kernels are missing")
     if made.ksieve != __version__:
@@ -219,7 +193,7 @@ def _info(member: str) -> zipfile.ZipInfo:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     # The variable may name a link, of which the target counts; a pipe is not waited for.
     flags = [getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY")]
     with os.fdopen(os.open(path, os.O_RDONLY | sum(flags)), "rb") as file:
@@ -227,7 +201,8 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         if not stat.S_ISREG(status.st_mode):
             raise UnusableError("it is no regular file")
         check_owner(status, str(path))
-        yield file
+        with zipfile.ZipFile(file) as archive:
+            yield archive
 
 
 def _content(archive: zipfile.ZipFile, member: str) -> bytes:
