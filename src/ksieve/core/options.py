@@ -282,3 +282,5 @@ _burdening = attrgetter(*(f.name for f in fields(Options) if f.name not in ("lar
 """Values of the options that a kernel takes further arguments for."""
 
 PLAIN = Options()
+RANKED = (PLAIN, Options(largest=False), Options(nan="highest"))
+"""Options of each ranking."""

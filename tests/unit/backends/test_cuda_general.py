@@ -97,16 +97,16 @@ def test_lengths_of_64_bits_are_passed_as_they_are(driver):
 def test_an_int_num_rows_becomes_an_array_where_it_matters(driver, monkeypatch):
     made = []
 
-    def number(library, value, index, name):
+    def number(library, shape, dtype, index, name, value):
         made.append(FakeArray(np.array([value], np.int32)))
         return made[-1]
 
     for count in (6, 7, 2**40):
         topk(SCORES, num_rows=count)
         assert driver.launches[-1]["num_rows"] == 0
-    with pytest.raises(ArgumentError, match=r"^num_rows: got 2; takes an int32 array of shape \(1,\) on the scores'"):
+    with pytest.raises(ArgumentError, match=r"^num_rows: got 2; takes an int32 array of shape \(1,\): only torch"):
         topk(SCORES, num_rows=2)
-    monkeypatch.setattr(arrays, "number", number)
+    monkeypatch.setattr(arrays, "new", number)
     for count in (2, 0, -3, np.int64(5)):
         out, (_, stats) = topk(SCORES, num_rows=count, return_stats=True)
         live = max(int(count), 0)

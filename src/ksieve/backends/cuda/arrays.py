@@ -55,8 +55,10 @@ def torch_stream(index: int) -> int:
     return int(raw(index)) if raw is not None else int(torch.cuda.current_stream(index).cuda_stream)
 
 
-def new(library: str, shape: tuple[int, ...], dtype: str, index: int, name: str = "out") -> Any:
-    """Allocate an uninitialised array in a library, on a CUDA device.
+def new(
+    library: str, shape: tuple[int, ...], dtype: str, index: int, name: str = "out", value: int | None = None
+) -> Any:
+    """Make an array in a library, on a CUDA device: of one value, in order with the current stream, or uninitialised.
 
     Raises `ArgumentError` if the library is another one, whose arrays ksieve can read and write but not make; or if JAX
     is to make 64-bit integers while they are disabled. `name` is the argument that supplies the array in either case.
@@ -64,12 +66,13 @@ def new(library: str, shape: tuple[int, ...], dtype: str, index: int, name: str 
     if library == "torch":
         import torch
 
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=f"cuda:{index}")
+        made = torch.empty(shape, dtype=getattr(torch, dtype), device=f"cuda:{index}")
+        return made if value is None else made.fill_(value)
     if library == "cupy":
         import cupy
 
         with cupy.cuda.Device(index):
-            return cupy.empty(shape, dtype=dtype)
+            return cupy.empty(shape, dtype=dtype) if value is None else cupy.full(shape, value, dtype=dtype)
     if library == "jax":
         import jax
         import jax.numpy as jnp
@@ -78,31 +81,8 @@ def new(library: str, shape: tuple[int, ...], dtype: str, index: int, name: str 
             check_jax_int64()
         # JAX arrays are immutable once other code refers to them; this one is not shared yet.
         device = jax.devices("gpu")[index]
-        return jax.device_put(jnp.empty(shape, dtype), device).block_until_ready()
-    article = "an" if dtype.startswith("int") else "a"
+        return jax.device_put(jnp.full(shape, value or 0, dtype), device).block_until_ready()
+    article, form = "an" if dtype.startswith("int") else "a", "(rows, k)" if value is None else str(shape)
     raise ArgumentError(
-        name, None, f"{article} {dtype} array of shape (rows, k): only torch, cupy and jax arrays can be made"
+        name, value, f"{article} {dtype} array of shape {form}: only torch, cupy and jax arrays can be made"
     )
-
-
-def number(library: str, value: int, index: int, name: str) -> Any:
-    """Make an array of one int32 in a library on a CUDA device, in order with its current stream.
-
-    Raises `ArgumentError` if ksieve cannot make arrays of the library. `name` is the argument that has the value.
-    """
-    if library == "torch":
-        import torch
-
-        return torch.full((1,), value, dtype=torch.int32, device=f"cuda:{index}")
-    if library == "cupy":
-        import cupy
-
-        with cupy.cuda.Device(index):
-            return cupy.full((1,), value, dtype="int32")
-    if library == "jax":
-        import jax
-        import jax.numpy as jnp
-
-        return jax.device_put(jnp.full((1,), value, "int32"), jax.devices("gpu")[index]).block_until_ready()
-    takes = "an int32 array of shape (1,) on the scores' device: only torch, cupy and jax arrays can be made"
-    raise ArgumentError(name, value, takes)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ksieve.backends.cuda import arrays
-from ksieve.backends.cuda.option_args import leading, outputs, packed
+from ksieve.backends.cuda.packing import launched, outputs
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime import workspace as workspaces
@@ -17,7 +17,6 @@ from ksieve.backends.cuda.runtime.workspace import Workspace
 from ksieve.core import problem
 from ksieve.core.call import Call
 from ksieve.core.errors import BackendError
-from ksieve.core.leading import of_rows
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.planning import length_bins
 from ksieve.planning.plan import Plan
@@ -52,24 +51,21 @@ def run(
     BackendError
         If the kernel cannot be compiled or loaded; during a stream capture also if it is not loaded yet.
     """
-    info, scores, out = call.scores, call.arrays["scores"], call.arrays.get("out")
+    info, scores = call.scores, call.arrays["scores"]
     rows, index = call.problem.rows, plan.problem.device.index
     driver = cuda_driver.get()
     if isinstance(workspace, Workspace):
         workspace.check(plan)
     elif workspace is not None:
         workspaces.pointer_of(plan, workspace)
-    options = plan.problem.options
-    result = arrays.new(info.library, call.shape, options.index_dtype, index) if out is None else out
-    more = outputs(plan, call)
-    results = (result, *more.values())
+    results = outputs(plan, call)
     live_at, counted = call.address("num_rows"), None
     if not rows or not call.problem.columns:
         _clear_counts(driver, call, index)
         return _answer(results, _no_stats(driver, call, index) if return_stats else None)
     stream = arrays.current_stream(info.library, scores, index)
     if call.live < rows:
-        counted = arrays.number(info.library, call.live, index, "num_rows")
+        counted = arrays.new(info.library, (1,), "int32", index, "num_rows", call.live)
         live_at = problem.inspect(counted, "num_rows").pointer
     launcher = launch.launcher_of(plan, stats=return_stats, stream=stream, leading=call.strided)
     stats_memory = None
@@ -80,14 +76,14 @@ def run(
                 raise BackendError(_NO_STATS)
             stats_memory = workspaces.DriverMemory(driver, rows * 4 * len(STATS_COLUMNS), launcher.context)
         used = plan
-        if return_stats and options.block_size > 1:  # made by another family, which needs more
+        if return_stats and plan.problem.options.block_size > 1:  # made by another family, which needs more
             used, workspace = length_bins.stats_plan(plan), None
         memory, owner = workspace_memory(used, workspace, stream, capturing, info.library)
         # JAX, and the reads of this call, are not ordered after the kernel on its stream: wait here, also on errors.
         waits, handle = info.library == "jax" or stats_memory is not None, ctypes.c_void_p(stream)
         try:
             stats_at = stats_memory.pointer if stats_memory else 0
-            launcher.launch(launched(launcher, plan, call, result, more, live_at, stats_at, memory), stream)
+            launcher.launch(launched(launcher, plan, call, results, live_at, stats_at, memory), stream)
         finally:
             code = driver.wait(handle) if waits else 0
         del owner, counted
@@ -97,26 +93,6 @@ def run(
             raw = np.frombuffer(driver.read(stats_memory.pointer, live * 4 * len(STATS_COLUMNS)), np.int32)
             return _answer(results, Stats(raw.reshape(live, len(STATS_COLUMNS))))
     return _answer(results, None)
-
-
-def launched(
-    launcher: launch.Launcher,
-    plan: Plan,
-    call: Call,
-    result: Any,
-    more: dict[str, Any],
-    live: int = 0,
-    stats: int = 0,
-    workspace: int = 0,
-) -> launch.Arguments:
-    """Arguments of the launch of a call with rows and slots."""
-    target = call.described.get("out") or of_rows(problem.inspect(result, "out"), "out")
-    (rows, width), pitches = (call.problem.rows, call.problem.width), (call.problem.pitch, problem.row_pitch(target))
-    options = packed(plan, call, more, launcher.with_slots) if launcher.extended else ()
-    if launcher.leading:
-        options += leading(call, target, more)
-    at = (call.scores.pointer, call.address("lengths"), live, target.pointer, stats, workspace)
-    return launch.Arguments(*at, *pitches, rows, width, options, None if call.problem.k else 0)
 
 
 def _clear_counts(driver: Any, call: Call, index: int) -> None:
@@ -152,11 +128,10 @@ def _live_rows(driver: Any, call: Call) -> int:
     return min(max(int.from_bytes(driver.read(address, 4), "little", signed=True), 0), call.problem.rows)
 
 
-def _answer(results: tuple[Any, ...], stats: Stats | None) -> Any:
+def _answer(results: dict[str, Any], stats: Stats | None) -> Any:
     """Result of `ksieve.topk`: the indices, or a tuple of the indices and the further outputs."""
-    if stats is not None:
-        return (*results, stats)
-    return results[0] if len(results) == 1 else results
+    found = (*results.values(), stats) if stats is not None else tuple(results.values())
+    return found if len(found) > 1 else found[0]
 
 
 def workspace_memory(plan: Plan, workspace: Any, stream: int, capturing: bool, library: str) -> tuple[int, Any]:

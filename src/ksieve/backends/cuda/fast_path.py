@@ -12,7 +12,8 @@ from operator import itemgetter
 from typing import Any
 
 from ksieve.backends.cuda import arrays
-from ksieve.backends.cuda.call import implicit_workspaces, launched, workspace_memory
+from ksieve.backends.cuda.call import implicit_workspaces, workspace_memory
+from ksieve.backends.cuda.packing import launched
 from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime.workspace import ALIGNMENT, Workspace
 from ksieve.core.call import Call
@@ -55,8 +56,7 @@ def make_fast_path(plan: Plan, call: Call, names: Sequence[str], given: Sequence
     raw_place, streams = list(at).index("workspace") if raw else 0, implicit_workspaces.by_stream(plan)
 
     launcher = launch.launcher_of(plan, stats=False, stream=0, leading=call.strided)
-    more = {name.removesuffix("_out"): made for name, made in results.items() if name != "out"}
-    asked = launched(launcher, plan, call, results["out"], more, call.address("num_rows"))
+    asked = launched(launcher, plan, call, results, call.address("num_rows"))
     words = ["lengths" if name == "ends" else name for name in (*at, *new)]
     enqueue = launcher.repeated(asked, words if raw else [*words, "workspace"])
     driver, context, index = launcher.driver, launcher.context, plan.problem.device.index

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import replace
 
-from ksieve.backends.cuda.jit.spec import DTYPES, KernelSpec, architecture
-from ksieve.backends.cuda.ranks import BARE
+from ksieve.backends.cuda.jit.spec import KernelSpec, architecture, bare_spec
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime.launch import kernel_of
-from ksieve.core.options import Options, Order, TieBreak
+from ksieve.core.options import RANKED, Options, Order, TieBreak
 from ksieve.core.ranking import RANKINGS, Ranking
 from ksieve.planning import memory
 
@@ -47,12 +46,8 @@ def keep_kernel(arch: str, dtype: str, ranking: Ranking = "largest") -> KernelSp
     """Specialisation for a dtype and a ranking; one serves every k and tie-break."""
     stages = 4
     shared = memory.HISTOGRAM_BYTES + 16 * stages * THREADS + memory.CANDIDATE_BYTES + memory.fixed_bytes(0, THREADS, 0)
-    own = {
-        "KSIEVE_THREADS": THREADS, "KSIEVE_CTAS_PER_SM": CTAS_PER_SM, "KSIEVE_STAGES": stages,
-        "KSIEVE_DTYPE": DTYPES[dtype], "KSIEVE_SHARED_BYTES": -(-shared // 16) * 16,
-    }  # fmt: skip
-    defines = BARE | own | ({} if ranking == "largest" else {"KSIEVE_RANKING": RANKINGS.index(ranking)})
-    return KernelSpec(STEM, arch, tuple(defines.items()))
+    shared = -(-shared // 16) * 16
+    return bare_spec(STEM, arch, dtype, ranking, threads=THREADS, ctas_per_sm=CTAS_PER_SM, shared=shared, STAGES=stages)
 
 
 def keep_kernels(arch: str, dtypes: Iterable[str]) -> Iterator[KernelSpec]:
@@ -63,11 +58,10 @@ def keep_kernels(arch: str, dtypes: Iterable[str]) -> Iterator[KernelSpec]:
 
 def selections() -> Iterator[Options]:
     """Yield the options of selections from lists: of merges, and of `finish` without a transform of positions."""
-    rankings: tuple[dict[str, Any], ...] = ({}, {"largest": False}, {"nan": "highest"})
     ties: tuple[TieBreak, ...] = ("any", "low")
     orders: tuple[Order, ...] = ("any", "index", "value")
-    for ranking, tie_break, order, values in itertools.product(rankings, ties, orders, (False, True)):
-        yield Options(positions=True, tie_break=tie_break, order=order, values=values, **ranking)
+    for asked, tie_break, order, values in itertools.product(RANKED, ties, orders, (False, True)):
+        yield replace(asked, positions=True, tie_break=tie_break, order=order, values=values)
 
 
 def launch(tile: tuple[int, ...], rows: int, *, dtype: str, ranking: Ranking, index: int, stream: int) -> None:
@@ -77,6 +71,6 @@ def launch(tile: tuple[int, ...], rows: int, *, dtype: str, ranking: Ranking, in
     kernel has to be compiled or loaded while the stream is captured, or the driver refuses the launch.
     """
     spec = keep_kernel(architecture(cuda_driver.get().device_info(index).capability), dtype, ranking)
-    kernel = kernel_of(spec, index, THREADS, TILE.size, stream)
+    kernel = kernel_of(spec, index, TILE.size, stream)
     if rows:
         kernel.run(TILE, tile, rows, stream)

@@ -1,16 +1,15 @@
-"""Option arguments of a kernel: further output arrays, and the fields of `launch.OPTIONS`."""
+"""From a call to the arguments of its launch: output arrays, and the fields of the structs in `runtime.launch`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ksieve.backends.cuda import arrays
-from ksieve.backends.cuda.runtime.launch import ARRAYS
+from ksieve.backends.cuda.runtime.launch import ARRAYS, Arguments, Launcher
 from ksieve.core import problem
 from ksieve.core.arrays import ArrayInfo
 from ksieve.core.call import NUMBERS, Call
 from ksieve.core.leading import numbers, of_rows
-from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
 _ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED, _UNFILLED, _WIDE_STARTS = 1, 2, 4, 8, 16, 32, 64
@@ -18,43 +17,54 @@ _ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED, _UNFILLED, _WIDE_STARTS = 1, 2, 4, 8,
 
 
 def outputs(plan: Plan, call: Call) -> dict[str, Any]:
-    """Return the further output arrays by name, in the order of the result: the caller's, or new ones.
+    """Return the output arrays by the names of their arguments, in the order of the result: the caller's, or new ones.
 
     Raises `ArgumentError` if a new array is needed and cannot be made.
     """
-    options, scores = plan.problem.options, call.scores
-    shape, index = call.shape, plan.problem.device.index
-    found: dict[str, Any] = {}
-    for name, wanted, dtype in (("values", options.values, scores.dtype), ("raw", options.raw, options.index_dtype)):
-        if wanted:
-            given = call.arrays.get(f"{name}_out")
-            found[name] = arrays.new(scores.library, shape, dtype, index, f"{name}_out") if given is None else given
-    return found
+    options, scores, index = plan.problem.options, call.scores, plan.problem.device.index
+    dtypes: dict[str, str] = {"out": options.index_dtype}
+    dtypes |= {"values_out": scores.dtype} if options.values else {}
+    dtypes |= {"raw_out": options.index_dtype} if options.raw else {}
+    return {
+        name: call.arrays[name] if name in call.arrays else arrays.new(scores.library, call.shape, dtype, index, name)
+        for name, dtype in dtypes.items()
+    }
 
 
-def packed(plan: Plan, call: Call, filled: dict[str, Any], with_slots: bool) -> tuple[int, ...]:
-    """Fields of `launch.OPTIONS`, and `with_slots` those of `launch.SLOTS`; `filled` as `outputs` returns it."""
+def launched(
+    launcher: Launcher, plan: Plan, call: Call, results: dict[str, Any], live: int = 0, stats: int = 0, memory: int = 0
+) -> Arguments:
+    """Arguments of the launch of a call with rows and slots; `results` as `outputs` returns them.
+
+    `live`, `stats`, `memory`: addresses of the live row count, the statistics and the workspace.
+    """
+    made = {
+        name: of_rows(problem.inspect(array, name), name)
+        for name, array in results.items()
+        if name not in call.described
+    }
+    infos, asked = {**call.described, **made}, call.problem
+    options = _options(plan, call, infos) if launcher.extended else ()
+    options += _slots(call, infos) if launcher.with_slots else ()
+    if launcher.leading:
+        infos = {"positions": infos["block_table"], **infos} if "block_table" in infos else infos
+        options += tuple(number for name in ARRAYS for number in numbers(infos.get(name), name in NUMBERS))
+    at = (call.scores.pointer, call.address("lengths"), live, infos["out"].pointer, stats, memory)
+    pitches = asked.pitch, problem.row_pitch(infos["out"])
+    return Arguments(*at, *pitches, asked.rows, asked.width, options, None if asked.k else 0)
+
+
+def _options(plan: Plan, call: Call, infos: dict[str, ArrayInfo]) -> tuple[int, ...]:
+    """Fields of `launch.OPTIONS`."""
     options = plan.problem.options
     addresses = [call.address(name) for name in ("starts", "k", "page_table", "row_to_request", "offsets")]
-    pitches = []
-    for name in ("values", "raw"):
-        info = call.described.get(f"{name}_out")
-        if info is None and name in filled:
-            info = of_rows(problem.inspect(filled[name], f"{name}_out"), f"{name}_out")
-        addresses.append(info.pointer if info is not None else 0)
-        pitches.append(problem.row_pitch(info) if info is not None else 0)
+    further = [infos.get(name) for name in ("values_out", "raw_out")]
+    addresses += [info.pointer if info else 0 for info in further]
+    pitches = [problem.row_pitch(info) if info else 0 for info in further]
     requests, pages, table_pitch = 0, 0, 0
-    if table := call.described.get("page_table"):
+    if table := infos.get("page_table"):
         (requests, pages), (table_pitch, _) = table.shape, table.strides
-    next_n, shift, flags = constants(options)
-    if (starts := call.described.get("starts")) and starts.dtype == "int64":
-        flags |= _WIDE_STARTS
-    slots = _slots(call) if with_slots else ()
-    return (*addresses, table_pitch, *pitches, next_n, requests, pages, shift, flags, 0, *slots)
-
-
-def constants(options: Options) -> tuple[int, int, int]:
-    """Fields of `launch.OPTIONS` that no array decides: next_n, page_shift and flags."""
+    starts = infos.get("starts")
     flags = (
         (_ENDS if options.windows == "ends" else 0)
         | (_ABSOLUTE if options.index_base == "row" else 0)
@@ -62,23 +72,16 @@ def constants(options: Options) -> tuple[int, int, int]:
         | (_HIGHEST if options.tie_break == "high" else 0)
         | (_PAGED if options.transform == "pages" else 0)
         | (0 if options.filled else _UNFILLED)
+        | (_WIDE_STARTS if starts and starts.dtype == "int64" else 0)
     )
-    return options.next_n, options.page_size.bit_length() - 1, flags
+    shift = options.page_size.bit_length() - 1
+    return (*addresses, table_pitch, *pitches, options.next_n, requests, pages, shift, flags, 0)
 
 
-def leading(call: Call, target: ArrayInfo, filled: dict[str, Any]) -> tuple[int, ...]:
-    """Fields of `launch.LEADING`; `target` describes the indices, `filled` is as `outputs` returns it."""
-    made = {f"{name}_out": of_rows(problem.inspect(array, name), name) for name, array in filled.items()}
-    found: dict[str, ArrayInfo] = {**made, "out": target, **call.described}
-    if "block_table" in found:
-        found["positions"] = found["block_table"]
-    return tuple(number for name in ARRAYS for number in numbers(found.get(name), name in NUMBERS))
-
-
-def _slots(call: Call) -> tuple[int, ...]:
+def _slots(call: Call, infos: dict[str, ArrayInfo]) -> tuple[int, ...]:
     """Fields of `launch.SLOTS`."""
     at, pitch, block = 0, 0, 0
-    if positions := call.described.get("positions") or call.described.get("block_table"):
+    if positions := infos.get("positions") or infos.get("block_table"):
         at, pitch, width = positions.pointer, problem.row_pitch(positions), positions.shape[-1]
-        block = call.problem.width // width if "block_table" in call.described and width else 0
+        block = call.problem.width // width if "block_table" in infos and width else 0
     return call.address("counts_out"), call.address("tail"), at, pitch, call.problem.options.expand, block

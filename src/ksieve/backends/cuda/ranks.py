@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import replace
 
 from ksieve.backends.cuda import arrays
-from ksieve.backends.cuda.jit.spec import DTYPES, KernelSpec, architecture
+from ksieve.backends.cuda.jit.spec import KernelSpec, architecture, bare_spec
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime.launch import Kernel, kernel_of
-from ksieve.core.options import Options, Order, Windows
+from ksieve.core.options import RANKED, Options, Order, Windows
 from ksieve.core.ranking import RANKINGS, Ranking
 
 SHARD = struct.Struct("=14Q12i")
@@ -40,14 +40,6 @@ _RESIDENT = 1024  # threads of a multiprocessor, where rows are many: 64 registe
 _BYTES = 12
 """Of shared memory for each slot: a composite, and the count of a bucket."""
 
-BARE = {
-    "KSIEVE_STAGES": 1, "KSIEVE_BATCHES": 1, "KSIEVE_STRIDE": 0,
-    "KSIEVE_GROUP": 1, "KSIEVE_PHASE_MULTIPLIER": 1, "KSIEVE_JITTER": 0, "KSIEVE_POOLING": 0,
-    "KSIEVE_EXACT_BOUNDARY": 0, "KSIEVE_RESCUE": 0, "KSIEVE_COLUMNS": 0, "KSIEVE_LOCAL_INDEX16": 0,
-    "KSIEVE_SHARED_CAPACITY": 1, "KSIEVE_SPILL_CAPACITY": 0, "KSIEVE_MAX_RESIDENT": 0, "KSIEVE_STATS": 0,
-}  # fmt: skip
-"""Defines that the shared headers ask for; of a scan, which these kernels do not have."""
-
 
 def sort_size(slots: int) -> int:
     """Return the elements that are put in order for this many slots: a power of two."""
@@ -64,13 +56,10 @@ def rank_kernel(
 ) -> KernelSpec:
     """Specialisation of one of `STEMS` for few or many rows of up to `slots` slots, of a dtype and a ranking."""
     size, threads = sort_size(slots), threads_of(slots, few)
-    defines = BARE | {
-        "KSIEVE_THREADS": threads, "KSIEVE_CTAS_PER_SM": 1 if few else _RESIDENT // threads,
-        "KSIEVE_DTYPE": DTYPES[dtype], "KSIEVE_SHARED_BYTES": _BYTES * size, "KSIEVE_RANKS_SORT": size,
-    }  # fmt: skip
-    if ranking != "largest":
-        defines["KSIEVE_RANKING"] = RANKINGS.index(ranking)
-    return KernelSpec(stem, arch, tuple(defines.items()))
+    ctas = 1 if few else _RESIDENT // threads
+    return bare_spec(
+        stem, arch, dtype, ranking, threads=threads, ctas_per_sm=ctas, shared=_BYTES * size, RANKS_SORT=size
+    )
 
 
 def rank_kernels(arch: str, ks: Iterable[int], dtypes: Iterable[str]) -> Iterator[KernelSpec]:
@@ -89,10 +78,9 @@ def selections(order: Order = "any") -> Iterator[Options]:
 
     Its slots need no order where these kernels follow; operations of PyTorch take them best first.
     """
-    rankings: tuple[dict[str, Any], ...] = ({}, {"largest": False}, {"nan": "highest"})
     windows: tuple[Windows, ...] = ("none", "ends")
-    for bounds, ranking in itertools.product(windows, rankings):
-        yield Options(windows=bounds, values=True, order=order, tie_break="low", **ranking)
+    for bounds, asked in itertools.product(windows, RANKED):
+        yield replace(asked, windows=bounds, values=True, order=order, tie_break="low")
 
 
 def launch(
@@ -135,4 +123,4 @@ def _kernel(stem: str, rows: int, slots: int, dtype: str, ranking: Ranking, inde
     device = cuda_driver.get().device_info(index)
     few = rows <= device.sm_count
     spec = rank_kernel(stem, architecture(device.capability), slots=slots, dtype=dtype, ranking=ranking, few=few)
-    return kernel_of(spec, index, threads_of(slots, few), SHARD.size, stream)
+    return kernel_of(spec, index, SHARD.size, stream)

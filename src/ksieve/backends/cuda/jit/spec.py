@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
-from ksieve.core.ranking import RANKINGS
+from ksieve.core.ranking import RANKINGS, Ranking
 from ksieve.planning import length_bins, memory
 from ksieve.planning.families import IN_REGISTERS
 from ksieve.planning.plan import Plan
@@ -38,6 +38,15 @@ DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 """Values of KSIEVE_DTYPE."""
 
 
+_BARE = {
+    "KSIEVE_STAGES": 1, "KSIEVE_BATCHES": 1, "KSIEVE_STRIDE": 0,
+    "KSIEVE_GROUP": 1, "KSIEVE_PHASE_MULTIPLIER": 1, "KSIEVE_JITTER": 0, "KSIEVE_POOLING": 0,
+    "KSIEVE_EXACT_BOUNDARY": 0, "KSIEVE_RESCUE": 0, "KSIEVE_COLUMNS": 0, "KSIEVE_LOCAL_INDEX16": 0,
+    "KSIEVE_SHARED_CAPACITY": 1, "KSIEVE_SPILL_CAPACITY": 0, "KSIEVE_MAX_RESIDENT": 0, "KSIEVE_STATS": 0,
+}  # fmt: skip
+"""Defines that the shared headers ask for; of a scan, which kernels without a plan do not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One specialisation of one kernel; everything that decides its machine code but the compiler itself.
@@ -54,6 +63,11 @@ class KernelSpec:
     def entry(self) -> str:
         """Name of the kernel function."""
         return f"ksieve_{self.stem.replace('/', '_')}"
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return dict(self.defines)["KSIEVE_THREADS"]
 
     @property
     def shared_bytes(self) -> int:
@@ -110,6 +124,16 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None, lea
         **({"KSIEVE_LEADING": 1} if leading else {}),
     }
     return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
+
+
+def bare_spec(
+    stem: str, arch: str, dtype: str, ranking: Ranking, *, threads: int, ctas_per_sm: int, shared: int, **more: int
+) -> KernelSpec:
+    """Specialisation of a kernel without a plan; `more`: further defines, without their prefix."""
+    own = {"THREADS": threads, "CTAS_PER_SM": ctas_per_sm, "DTYPE": DTYPES[dtype], "SHARED_BYTES": shared, **more}
+    own |= {} if ranking == "largest" else {"RANKING": RANKINGS.index(ranking)}
+    defines = _BARE | {f"KSIEVE_{name}": value for name, value in own.items()}
+    return KernelSpec(stem, arch, tuple(defines.items()))
 
 
 def compiled_options(options: Options) -> dict[str, int]:

@@ -127,8 +127,6 @@ class Kernel:
     spec : KernelSpec
     index : int
         Ordinal of the device.
-    threads : int
-        Of a block.
     params_bytes : int
         Size of the kernel's only argument, a struct. It lies first in the memory; the number of blocks follows it.
     driver : Driver
@@ -142,7 +140,6 @@ class Kernel:
         self,
         spec: KernelSpec,
         index: int,
-        threads: int,
         params_bytes: int,
         driver: Driver,
         stream: int,
@@ -154,7 +151,7 @@ class Kernel:
         with driver.activated(self.context):
             function = function_of(spec, index, driver, stream)
         self._function = ctypes.c_void_p(function)
-        self._layout = (params_bytes, threads, spec.shared_bytes, tuple(attributes))
+        self._layout = (params_bytes, spec.threads, spec.shared_bytes, tuple(attributes))
         self._enqueue = driver.launch
         self._get_current = driver.get_current
         self._lay_out()
@@ -261,7 +258,7 @@ class Launcher(Kernel):
             self._patch = struct.Struct(self._patch.format[:-1] + LEADING.format[1:] + "I")
         size = self._patch.size - 4
         spec = kernel_spec(plan, stats=stats, leading=leading)
-        super().__init__(spec, plan.problem.device.index, plan.threads, size, driver, stream, attributes)
+        super().__init__(spec, plan.problem.device.index, size, driver, stream, attributes)
         self.name = plan.family
 
     def launch(self, asked: Arguments, stream: int) -> None:
@@ -326,11 +323,11 @@ class Launcher(Kernel):
 _kernels: dict[tuple[KernelSpec, int], Kernel] = {}
 
 
-def kernel_of(spec: KernelSpec, index: int, threads: int, params_bytes: int, stream: int) -> Kernel:
+def kernel_of(spec: KernelSpec, index: int, params_bytes: int, stream: int) -> Kernel:
     """Return a kernel without a plan, loaded on first use."""
     kernel = _kernels.get((spec, index))
     if kernel is None:
-        kernel = _kernels[spec, index] = Kernel(spec, index, threads, params_bytes, cuda_driver.get(), stream)
+        kernel = _kernels[spec, index] = Kernel(spec, index, params_bytes, cuda_driver.get(), stream)
     return kernel
 
 
