@@ -120,11 +120,11 @@ def cpu() -> None:
 
 def _cpu_kernels() -> list[Kernel]:
     """Every kernel of the CPU backend, each after those that it calls."""
-    from ksieve.backends.cpu import accounting, converting, entries, finishing, gathering, keeping, kernels, ties
+    from ksieve.backends.cpu import accounting, converting, entries, finishing, keeping, kernels, ranking
 
     called = [
-        kernels.select_rows, accounting.account, ties.emit_last, finishing.order_rows, finishing.take_values,
-        finishing.write_rows, gathering.gather_rows, entries.pool_rows, entries.arrange_rows, keeping.keep_rows,
+        kernels.select_rows, accounting.account, ranking.emit_last, finishing.order_rows, finishing.take_values,
+        finishing.write_rows, entries.gather_rows, entries.pool_rows, entries.arrange_rows, keeping.keep_rows,
         *converting.converters(),
     ]  # fmt: skip
     return list(dict.fromkeys(each for one in called for each in one.needed))

@@ -2,7 +2,7 @@
 
 A selection over scores with `positions` is one over the scores that have one. They are gathered in the order of their
 positions where order or ties go by them, so that the position within the gathered row decides as the position does.
-`ksieve.backends.cpu.gathering` is the compiled form.
+`ksieve.backends.cpu.entries` has the compiled form.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import pytest
 
 import ksieve
 from ksieve.backends.cpu import kernels, scratch
+from ksieve.backends.cpu.ranking import emit_last_of_row
 from ksieve.backends.cpu.sieve import tighten
-from ksieve.backends.cpu.ties import emit_last_of_row
 from ksieve.core.keys import order_key
 from ksieve.model.guess import BLOCK
 
@@ -19,35 +19,42 @@ pytestmark = pytest.mark.extended
 RUBBISH = 0x7F7F7F7F
 
 
+def _memory(row: np.ndarray, k: int, room: int = 0) -> np.ndarray:
+    """Scratch memory of a row of which k are selected."""
+    memory = np.empty(kernels.bytes_needed(room, None), np.uint8)
+    memory[scratch.ASKED :][: 8 * 9].view(np.int64)[:] = row.ctypes.data, 0, row.size, 4, 0, k, 0, room, 0
+    return memory
+
+
 def test_ties_that_are_gone_leave_the_slots_as_they_were() -> None:
     """`emit_last_of_row` reads the row once more; of five equal scores one is left."""
     row = np.full(200, -1, np.float32)
     row[150] = 1
     out = np.arange(10, dtype=np.int32)
-    memory = np.empty(scratch.INDEX, np.uint8)
-    emit_last_of_row(row.ctypes.data, 200, 4, 0, out.ctypes.data, 10, 5, int(order_key([1.0])[0]), memory.ctypes.data)
+    memory = _memory(row, 10)
+    emit_last_of_row(out.ctypes.data, 5, int(order_key([1.0])[0]), memory.ctypes.data)
     assert out.tolist() == [0, 1, 2, 3, 4, 150, 6, 7, 8, 9]
 
 
 def test_more_ties_than_before_stay_within_their_slots() -> None:
     row = np.ones(200, np.float32)
     out = np.full(12, -7, np.int32)
-    memory = np.empty(scratch.INDEX, np.uint8)
-    emit_last_of_row(row.ctypes.data, 200, 4, 0, out.ctypes.data, 10, 5, int(order_key([1.0])[0]), memory.ctypes.data)
+    memory = _memory(row, 10)
+    emit_last_of_row(out.ctypes.data, 5, int(order_key([1.0])[0]), memory.ctypes.data)
     assert out.tolist() == [-7] * 5 + [199, 198, 197, 196, 195] + [-7, -7]
 
 
 def test_keys_that_passed_a_cutoff_and_are_worse_now_lose_nothing() -> None:
     """Of a store that looked full of good scores, few are: enough must stay for a selection."""
     room, k = 60, 10
-    memory = np.empty(kernels.bytes_needed(room, None), np.uint8)
+    memory = _memory(np.empty(0, np.float32), k, room)
     index = memory[scratch.INDEX :][: 4 * (room + BLOCK)].view(np.int32)
     key = memory[scratch.INDEX + index.nbytes :][: index.nbytes].view(np.uint32)
     for good in (0, 3, 9):
         key[:100] = 5000
         key[:good] = 10
         index[:100] = np.arange(100)
-        stay = tighten(0, 0, 0, 4, 0, 100, k, 100, -1, memory.ctypes.data, room)
+        stay = tighten(100, 100, 0, memory.ctypes.data)
         assert k <= stay <= room // 2
         assert sorted(index[:stay].tolist())[:k] == list(range(k))
         assert (key[:good] == 10).all() and (key[good:stay] == 5000).all()

@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 
 from ksieve.backends.cpu.compiled import kernel
-from ksieve.backends.cpu.scratch import APART, COUNTS, LIMITS, TAUS, THRESHOLDS, WIDE, key_of
+from ksieve.backends.cpu.scratch import (
+    APART,
+    ASKED,
+    COUNTS,
+    LIMITS,
+    STATISTICS,
+    TAUS,
+    THRESHOLDS,
+    WIDE,
+    K,
+    key_of,
+    row_of,
+)
 from ksieve.backends.cpu.simd import (
     INF_KEY,
     TILE,
@@ -75,26 +87,14 @@ def _set_limits(limits: Any, taus: Any, worst: Int, bin_cutoffs: Int) -> None:
 
 
 @kernel
-def account(
-    row: Int,
-    length: Int,
-    size: Int,
-    convert: Int,
-    k: Int,
-    worst: Int,
-    stored: Int,
-    complete: Int,
-    bin_cutoffs: Int,
-    statistics: Int,
-    memory: Int,
-    room: Int,
-) -> None:
+def account(worst: Int, stored: Int, complete: Int, bin_cutoffs: Int, memory: Int) -> None:
     """Fill the model's numbers of a row whose k-th key is `worst`, but for those that are counted as it is selected.
 
     If the stored keys are `complete`, they are counted, otherwise the row.
     """
-    limits, counts, key = i64s(memory + LIMITS), i64s(memory + COUNTS), u32s(key_of(memory, room))
-    apart, stats = i64s(memory + APART), i32s(statistics)
+    row, _, length, size, convert = row_of(memory)
+    limits, counts, key = i64s(memory + LIMITS), i64s(memory + COUNTS), u32s(key_of(memory))
+    asked = i64s(memory + ASKED)
     _set_limits(limits, i64s(memory + TAUS), worst, bin_cutoffs)
     for t in range(THRESHOLDS):
         found, limit = 0, np.uint32(larger(limits[t], 0))
@@ -110,7 +110,7 @@ def account(
                 for begin in range(first, last, BLOCK):
                     found += bit_count(block_mask(tile + 4 * (begin - first), limit) & valid_mask(last - begin))
                 counts[t] += found
-    _fill(stats, k, apart, counts)
+    _fill(i32s(asked[STATISTICS]), asked[K], i64s(memory + APART), counts)
 
 
 @jit

@@ -1,4 +1,4 @@
-"""The compiled forms of `ksieve.model.pooling.pool` and `ksieve.model.entries.arrange`."""
+"""The compiled forms of `ksieve.model.pooling.pool`, of `ksieve.model.entries.arrange`, and of `gathering.gather`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ksieve.backends.cpu.compiled import entry
+from ksieve.backends.cpu.finishing import sort_by_bytes
 from ksieve.backends.cpu.ranking import make_keys
 from ksieve.backends.cpu.simd import (
     TILE,
@@ -19,14 +20,15 @@ from ksieve.backends.cpu.simd import (
     jit,
     key_mask,
     larger,
-    load_u16,
+    load_score,
     load_u32,
     lowest_bit,
     smaller,
     store_i32,
-    store_u16,
+    store_score,
     tile_of,
     u32s,
+    u64s,
 )
 from ksieve.core.keys import NAN_KEY
 from ksieve.model.guess import BLOCK
@@ -136,10 +138,7 @@ def pool_rows(
                     store_i32(target + 4 * j, np.int32(score_of_key(key)))
                 else:
                     where = first_score + at + first_of(memory + 4 * at, key)
-                    if itemsize == 4:
-                        store_i32(target + 4 * j, np.int32(load_u32(row + 4 * where)))
-                    else:
-                        store_u16(target + 2 * j, load_u16(row + 2 * where))
+                    store_score(itemsize, target + itemsize * j, load_score(itemsize, row + itemsize * where))
                 at = until
 
 
@@ -214,10 +213,8 @@ def arrange_rows(
                 position, until = larger(own * expand, low), smaller((own + 1) * expand, high)
             for p in range(position, until):
                 store_i32(target + 4 * used, np.int32(p))
-                if values != 0 and size == 4:
-                    store_i32(valued + 4 * used, np.int32(load_u32(score)))
-                elif values != 0:
-                    store_u16(valued + 2 * used, load_u16(score))
+                if values != 0:
+                    store_score(size, valued + size * used, load_score(size, score))
                 used += 1
         scored = used
         for p in range(of[4 * rows + r], high if tail else 0):
@@ -226,7 +223,66 @@ def arrange_rows(
         for i in range(used, slots):
             store_i32(target + 4 * i, np.int32(-1))
         for i in range(scored, slots if values != 0 else 0):
-            if size == 4:
-                store_i32(valued + 4 * i, np.int32(least))
-            else:
-                store_u16(valued + 2 * i, np.uint16(least))
+            store_score(size, valued + size * i, least)
+
+
+@entry
+def gather_rows(
+    begin: Int,
+    end: Int,
+    width: Int,
+    scores: Int,
+    pitch: Int,
+    size: Int,
+    positions: Int,
+    positions_pitch: Int,
+    begins: Int,
+    lengths: Int,
+    by_position: Int,
+    gathered: Int,
+    places: Int,
+    counts: Int,
+    memory: Int,
+) -> None:
+    """Gather rows [begin, end).
+
+    Parameters
+    ----------
+    scores, positions
+        Addresses of row 0; a pitch counts bytes.
+    begins, lengths
+        Addresses of int64 (rows,): windows.
+    size
+        Bytes of a score.
+    gathered, places
+        Addresses of the scores and of the int32 positions, both (rows, width).
+    counts
+        Address of int32 (rows,).
+    memory
+        Address of `finishing.bytes_needed`, for a row's width.
+    """
+    words, spare = u64s(memory), memory + 8 * width
+    for r in range(begin, end):
+        row, own = scores + r * pitch + i64s(begins)[r] * size, positions + r * positions_pitch + i64s(begins)[r] * 4
+        target, place_of = gathered + r * width * size, i32s(places + r * width * 4)
+        kept, last, differing, unordered = 0, np.int64(-1), np.uint64(0), 0
+        for i in range(i64s(lengths)[r]):
+            place = np.int64(np.int32(load_u32(own + 4 * i)))
+            if place < 0:
+                continue
+            place_of[kept] = place
+            store_score(size, target + size * kept, load_score(size, row + size * i))
+            if by_position:
+                words[kept] = np.uint64(place) << np.uint64(32) | np.uint64(i)
+                differing |= words[kept] ^ words[0]
+                unordered += int(place < last)
+                last = place
+            kept += 1
+        i32s(counts)[r] = kept
+        if unordered == 0:
+            continue
+        ordered = u64s(sort_by_bytes(memory, spare, memory + 16 * width, kept, 4, 8, np.int64(differing)))
+        for j in range(kept):
+            at = np.int64(ordered[j] & np.uint64(0xFFFFFFFF))
+            place_of[j] = np.int32(ordered[j] >> np.uint64(32))
+            store_score(size, target + size * j, load_score(size, row + size * at))

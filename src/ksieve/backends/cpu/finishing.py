@@ -14,12 +14,12 @@ from ksieve.backends.cpu.simd import (
     call,
     i64s,
     jit,
-    load_u16,
+    load_score,
     load_u32,
     order_key,
     smaller,
     store_i32,
-    store_u16,
+    store_score,
     u32s,
     u64s,
 )
@@ -98,7 +98,7 @@ def order_rows(
     memory
         Address of `bytes_needed`.
     """
-    bits, narrow = u32s(memory + 8 * k), memory + 12 * k
+    bits, loaded = u32s(memory + 8 * k), memory + (8 if size == 4 else 12) * k
     for r in range(begin, end):
         words, own, used, first = u64s(memory), slots + r * slots_pitch, 0, i64s(begins)[r]
         for i in range(k):
@@ -107,13 +107,11 @@ def order_rows(
             if position >= 0:
                 words[used] = position ^ flip
                 score = scores + r * pitch + size * smaller(first + position, width - 1)
-                if by_value and size == 4:
-                    bits[used] = load_u32(score)
-                elif by_value:
-                    store_u16(narrow + 2 * used, load_u16(score))
+                if by_value:
+                    store_score(size, loaded + size * used, load_score(size, score))
                 used += 1
         if by_value and convert != 0:
-            call(convert, (memory + 8 * k if size == 4 else narrow, used, memory + 8 * k))
+            call(convert, (loaded, used, memory + 8 * k))
         differing = np.uint64(0)
         for i in range(used):
             if by_value:
@@ -160,10 +158,7 @@ def take_values(
         for i in range(k):
             position = np.int64(np.int32(load_u32(own + 4 * i)))
             score = row + size * smaller(first + position, width - 1)
-            if size == 4:
-                store_i32(target + 4 * i, np.int32(load_u32(score) if position >= 0 else least))
-            else:
-                store_u16(target + 2 * i, np.uint16(load_u16(score) if position >= 0 else least))
+            store_score(size, target + size * i, load_score(size, score) if position >= 0 else np.uint32(least))
 
 
 @jit

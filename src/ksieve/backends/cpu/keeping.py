@@ -9,13 +9,7 @@ from numpy.typing import NDArray
 
 from ksieve.backends.cpu.compiled import entry, prepare
 from ksieve.backends.cpu.rows import address_of, placed
-from ksieve.backends.cpu.runner import (
-    INLINE_SCORES,
-    PORTION_SCORES,
-    _reading,
-    _scratch,
-    thread_count,
-)
+from ksieve.backends.cpu.runner import INLINE_SCORES, PORTION_SCORES, _reading, _scratch, thread_count
 from ksieve.backends.cpu.sharing import share
 from ksieve.backends.cpu.simd import (
     INF_KEY,
@@ -23,14 +17,13 @@ from ksieve.backends.cpu.simd import (
     Int,
     block_mask,
     i64s,
-    load_u16,
-    load_u32,
+    load_score,
     lowest_bit,
     prefetch_block,
     raw_limit,
     smaller,
     store_i32,
-    store_u16,
+    store_score,
     tile_of,
     u32s,
     valid_mask,
@@ -86,10 +79,7 @@ def keep_rows(
                     i = block + lowest_bit(mask)
                     mask &= mask - np.uint64(1)
                     if held < room:
-                        if size == 4:
-                            store_i32(own_values + 4 * held, np.int32(load_u32(row + 4 * i)))
-                        else:
-                            store_u16(own_values + 2 * held, load_u16(row + 2 * i))
+                        store_score(size, own_values + size * held, load_score(size, row + size * i))
                         store_i32(own_places + 4 * held, np.int32(first + at_first + i))
                     held += 1
         i64s(counts)[r] = held

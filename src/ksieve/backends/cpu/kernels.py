@@ -43,12 +43,28 @@ from ksieve.backends.cpu.accounting import (
     bin_of,
 )
 from ksieve.backends.cpu.compiled import entry, kernel, prepare
-from ksieve.backends.cpu.ranking import emit, kth
-from ksieve.backends.cpu.scratch import APART, BATCH, FOUND, INDEX, STATS, TAUS, WIDE, WORK, key_of, spare_of
+from ksieve.backends.cpu.ranking import emit, emit_last, kth
+from ksieve.backends.cpu.scratch import (
+    APART,
+    ASKED,
+    BATCH,
+    FOUND,
+    INDEX,
+    ROOM,
+    SEED,
+    STATISTICS,
+    STATS,
+    TAUS,
+    WIDE,
+    WORK,
+    K,
+    key_of,
+    row_of,
+    spare_of,
+)
 from ksieve.backends.cpu.short import select_short
 from ksieve.backends.cpu.sieve import sieve
 from ksieve.backends.cpu.simd import TILE, Int, call, i32s, i64s, jit, larger, smaller, store_i32, u32s
-from ksieve.backends.cpu.ties import emit_last
 from ksieve.backends.cpu.views import guess_cutoff, offset, sample_keys, view_size
 from ksieve.core.keys import NAN_KEY
 from ksieve.core.policy import SamplingPolicy
@@ -56,18 +72,7 @@ from ksieve.model.guess import BLOCK, MOST_GUESSES
 
 
 @jit
-def _propose(
-    row: Int,
-    row_id: Int,
-    length: Int,
-    size: Int,
-    convert: Int,
-    policy: Int,
-    bin_cutoffs: Int,
-    statistics: Int,
-    memory: Int,
-    room: Int,
-) -> Int:
+def _propose(policy: Int, bin_cutoffs: Int, memory: Int) -> Int:
     """Step 1: put the inclusive ordered-key cutoffs into TAUS; return how many there are.
 
     There are 0 if the sample is not usable (`SamplingPolicy.usable`).
@@ -75,7 +80,9 @@ def _propose(
     APART states for each whether scores equal to it are counted separately: an exact cutoff that occurs more than once
     in the sample, or NaN.
     """
-    numbers, stats, taus, apart = i64s(policy), i32s(statistics), i64s(memory + TAUS), i64s(memory + APART)
+    (_, row_id, length, _, _), asked = row_of(memory), i64s(memory + ASKED)
+    numbers, taus, apart = i64s(policy), i64s(memory + TAUS), i64s(memory + APART)
+    stats, room = i32s(asked[STATISTICS]), asked[ROOM]
     taus[0] = taus[1] = 0
     stride, group, multiplier, primary = numbers[0], numbers[1], numbers[2], numbers[3]
     rescue, exact, share, jitter = numbers[4], numbers[5], numbers[6], numbers[7]
@@ -89,12 +96,9 @@ def _propose(
     if 2 * ((sampled + share - 1) // share) < 3 * most:
         return 0
     stats[SAMPLED] = sampled
-    keys, spare = key_of(memory, room), spare_of(memory, room)
+    keys, spare = key_of(memory), spare_of(memory)
     # One more than the largest rank, so that a second sample equal to a boundary is kept.
-    count = sample_keys(
-        row, length, size, convert, first, group, period, row_id, 0, jitter, share, most + 1, keys, room + BLOCK,
-        spare, memory, room,
-    )  # fmt: skip
+    count = sample_keys(first, group, period, 0, jitter, share, most + 1, keys, room + BLOCK, spare, memory)
     key, proposals = u32s(keys), 2 if rescue else 1
     for attempt in range(proposals):
         tau = kth(keys, count, rescue if attempt else primary, spare, memory)
@@ -114,31 +118,19 @@ def _propose(
 
 
 @kernel
-def guessed(
-    row: Int,
-    row_id: Int,
-    length: Int,
-    size: Int,
-    convert: Int,
-    k: Int,
-    bound: Int,
-    attempt: Int,
-    seed: Int,
-    statistics: Int,
-    memory: Int,
-    room: Int,
-) -> Int:
+def guessed(bound: Int, attempt: Int, memory: Int) -> Int:
     """Read the row up to a guess; after each guess that admits too few, up to a safer one; finally up to `bound`.
 
     Returns the result of `sieve`.
     """
-    stats, cutoff = i32s(statistics), 0
+    asked, cutoff = i64s(memory + ASKED), 0
+    stats, k = i32s(asked[STATISTICS]), asked[K]
     while cutoff < bound:
         cutoff = bound
         if attempt < MOST_GUESSES:
-            cutoff = smaller(bound, guess_cutoff(row, row_id, length, size, convert, k, attempt, seed, memory, room))
+            cutoff = smaller(bound, guess_cutoff(attempt, memory))
         stats[SCANS] += 1
-        stored = sieve(row, row_id, length, size, convert, cutoff, k, -1, memory, room)
+        stored = sieve(cutoff, 0, memory)
         if stored >= k:
             break
         attempt += 1
@@ -146,25 +138,14 @@ def guessed(
 
 
 @jit
-def _certify(
-    row: Int,
-    row_id: Int,
-    length: Int,
-    size: Int,
-    convert: Int,
-    k: Int,
-    proposals: Int,
-    seed: Int,
-    statistics: Int,
-    memory: Int,
-    room: Int,
-) -> Int:
+def _certify(proposals: Int, memory: Int) -> Int:
     """Step 2: store at least the k best scores by the cheapest route that has them.
 
     Returns the result of `sieve`, and after its cutoff in FOUND the boundary: if they are equal, all scores up to it
     are stored.
     """
-    stats, found, taus, tau, stored = i32s(statistics), i64s(memory + FOUND), i64s(memory + TAUS), NAN_KEY, 0
+    asked, found, taus, tau, stored = i64s(memory + ASKED), i64s(memory + FOUND), i64s(memory + TAUS), NAN_KEY, 0
+    stats, k = i32s(asked[STATISTICS]), asked[K]
     stats[ROUTE] = DIRECT if proposals == 0 else RECOVERED + proposals - 1
     for attempt in range(proposals + 1):
         bound = taus[attempt] if attempt < proposals else NAN_KEY
@@ -173,10 +154,10 @@ def _certify(
         tau, guesses = bound, 0
         if attempt < proposals:
             stats[SCANS] += 1
-            stored = sieve(row, row_id, length, size, convert, tau, k, seed, memory, room)
+            stored = sieve(tau, 1, memory)
             guesses = 1
         if guesses == 0 or (stored < k and found[0] != tau):
-            stored = guessed(row, row_id, length, size, convert, k, tau, guesses, seed, statistics, memory, room)
+            stored = guessed(tau, guesses, memory)
         if stored >= k:
             if attempt < proposals:
                 stats[ROUTE] = CERTIFIED + attempt
@@ -244,7 +225,9 @@ def select_rows(
     memory
         Address of the thread's scratch memory.
     """
-    found, counter, keys = i64s(memory + FOUND), i64s(memory + WORK), key_of(memory, room)
+    found, counter, asked = i64s(memory + FOUND), i64s(memory + WORK), i64s(memory + ASKED)
+    asked[3], asked[4], asked[SEED], asked[ROOM] = size, convert, seed, room
+    keys = key_of(memory)
     for r in range(begin, end):
         length = np.int64(i32s(lengths)[r])
         row, slots = scores + r * pitch, out + r * out_pitch
@@ -265,19 +248,17 @@ def select_rows(
         elif raw == 0 and work == 0 and ending == 0 and length <= TILE:
             select_short(row, length, convert, slots, most, memory + WIDE)
         else:
-            proposals = _propose(row, r, length, size, convert, policy, bin_cutoffs, statistics, memory, room)
-            stored = _certify(row, r, length, size, convert, most, proposals, seed, statistics, memory, room)
+            asked[0], asked[1], asked[2], asked[K], asked[STATISTICS] = row, r, length, most, statistics
+            stored = _certify(_propose(policy, bin_cutoffs, memory), memory)
             cutoff, bound = found[0], found[1]
-            worst = kth(keys, stored, most, spare_of(memory, room), memory)
+            worst = kth(keys, stored, most, spare_of(memory), memory)
             ties, equal = found[0], found[1]
             emit(slots, most, i32s(memory + INDEX), u32s(keys), stored, worst, ties)
             counter[0] += 2 * stored
-            rest = row, length, size, convert
             if ending != 0:
-                call(ending, (*rest, slots, most, ties, equal, worst, stored, cutoff, statistics, memory, room))
+                call(ending, (slots, ties, equal, worst, stored, cutoff, memory))
             if accounting != 0:
-                complete = cutoff == bound
-                call(accounting, (*rest, most, worst, stored, complete, bin_cutoffs, statistics, memory, room))
+                call(accounting, (worst, stored, cutoff == bound, bin_cutoffs, memory))
         if work != 0:
             i64s(work)[r] = counter[0]
 

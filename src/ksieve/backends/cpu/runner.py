@@ -151,8 +151,8 @@ def run_gathering(
 ) -> Gathered:
     """Gather the scores that have a position: `ksieve.model.gathering.gather`, compiled and spread over threads."""
     from ksieve.backends.cpu.compiled import prepare
+    from ksieve.backends.cpu.entries import gather_rows
     from ksieve.backends.cpu.finishing import bytes_needed
-    from ksieve.backends.cpu.gathering import gather_rows
 
     rows, width = scores.shape
     found = gathering.empty(scores)

@@ -5,7 +5,9 @@ Kernels take its address. Its parts lie at these distances from there, in bytes.
 
 from __future__ import annotations
 
-from ksieve.backends.cpu.simd import HIST_BINS, TILE, Int, jit
+from typing import Any
+
+from ksieve.backends.cpu.simd import HIST_BINS, TILE, Int, i64s, jit
 from ksieve.core.stats import STATS_COLUMNS
 from ksieve.model.guess import BLOCK
 
@@ -35,25 +37,41 @@ COUNTS = APART + 8 * 2
 """int64 (THRESHOLDS,): keys at most each threshold."""
 LIMITS = COUNTS + 8 * THRESHOLDS
 """int64 (THRESHOLDS,): the thresholds."""
-STATS = LIMITS + 8 * THRESHOLDS
+ASKED = LIMITS + 8 * THRESHOLDS
+"""int64 (9,): what `select_rows` was called with for this row: the numbers of `row_of`, then by these names."""
+K, SEED, ROOM, STATISTICS = 5, 6, 7, 8
+STATS = ASKED + 8 * 9
 """int32 (16,): statistics of a row whose call asks for none."""
 INDEX = STATS + 4 * len(STATS_COLUMNS)
 """int32 (room + BLOCK,): positions of the stored candidates. The next three parts follow."""
 
 
 @jit
-def key_of(memory: Int, room: Int) -> Int:
+def row_of(memory: Int) -> Any:
+    """Address, number and length of the row, the bytes of a score, and the address of the scores' converter."""
+    asked = i64s(memory + ASKED)
+    return asked[0], asked[1], asked[2], asked[3], asked[4]
+
+
+@jit
+def _after(memory: Int, part: Int) -> Int:
+    """Address of one of the parts after INDEX, from 1 on."""
+    return memory + INDEX + 4 * part * (i64s(memory + ASKED)[ROOM] + BLOCK)
+
+
+@jit
+def key_of(memory: Int) -> Int:
     """Address of uint32 (room + BLOCK,): ordered keys of the stored candidates."""
-    return memory + INDEX + 4 * (room + BLOCK)
+    return _after(memory, 1)
 
 
 @jit
-def spare_of(memory: Int, room: Int) -> Int:
+def spare_of(memory: Int) -> Int:
     """Address of uint32 (room + BLOCK,): keys that a selection narrows down."""
-    return memory + INDEX + 8 * (room + BLOCK)
+    return _after(memory, 2)
 
 
 @jit
-def batch_of(memory: Int, room: Int) -> Int:
+def batch_of(memory: Int) -> Int:
     """Address of uint32 and uint16 (at least BATCH,): sampled scores, and what they are widened from."""
-    return memory + INDEX + 12 * (room + BLOCK)
+    return _after(memory, 3)

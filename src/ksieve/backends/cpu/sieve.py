@@ -8,7 +8,7 @@ import numpy as np
 
 from ksieve.backends.cpu.compiled import kernel
 from ksieve.backends.cpu.ranking import keep, kth, make_keys
-from ksieve.backends.cpu.scratch import FOUND, INDEX, WIDE, WORK, key_of, spare_of
+from ksieve.backends.cpu.scratch import ASKED, FOUND, INDEX, ROOM, WIDE, WORK, K, key_of, row_of, spare_of
 from ksieve.backends.cpu.simd import (
     INF_KEY,
     TILE,
@@ -34,27 +34,16 @@ from ksieve.model.guess import BLOCK
 
 
 @kernel
-def tighten(
-    row: Int,
-    row_id: Int,
-    length: Int,
-    size: Int,
-    convert: Int,
-    cutoff: Int,
-    k: Int,
-    count: Int,
-    seed: Int,
-    memory: Int,
-    room: Int,
-) -> Int:
+def tighten(cutoff: Int, count: Int, guesses: Int, memory: Int) -> Int:
     """Drop some of `count` stored candidates; return how many stay, and in FOUND the new, better cutoff.
 
-    With `seed` -1 no cutoff is guessed.
+    `guesses`: whether a cutoff may be guessed.
     """
-    index, keys, half = i32s(memory + INDEX), key_of(memory, room), room // 2
+    index, keys, asked = i32s(memory + INDEX), key_of(memory), i64s(memory + ASKED)
     key, found, work = u32s(keys), i64s(memory + FOUND), i64s(memory + WORK)
-    if seed >= 0:
-        tighter = guess_cutoff(row, row_id, length, size, convert, k, 0, seed, memory, room)
+    k, half = asked[K], asked[ROOM] // 2
+    if guesses:
+        tighter = guess_cutoff(0, memory)
         if tighter < cutoff:
             cutoff = tighter
             work[0] += count
@@ -73,7 +62,7 @@ def tighten(
         cutoff -= 1
     if count > half:
         # The k best and all that equal the worst of them, if at most half; otherwise k, with the first of the equal.
-        worst = kth(keys, count, k, spare_of(memory, room), memory)
+        worst = kth(keys, count, k, spare_of(memory), memory)
         ties, equal, cutoff = found[0], found[1], worst - 1
         if k - ties + equal <= half:
             ties, cutoff = equal, worst
@@ -108,26 +97,16 @@ def _look_up(tile: Int, first: Int, begin: Int, end: Int, index: Any, key: Any) 
 
 
 @kernel
-def sieve(
-    row: Int,
-    row_id: Int,
-    length: Int,
-    size: Int,
-    convert: Int,
-    cutoff: Int,
-    k: Int,
-    seed: Int,
-    memory: Int,
-    room: Int,
-) -> Int:
+def sieve(cutoff: Int, guesses: Int, memory: Int) -> Int:
     """Read the row once and store its scores whose key is at most `cutoff`.
 
     Returns the number of stored candidates, and in FOUND the final cutoff. All scores up to the final cutoff are
     stored. If it differs from `cutoff` and at least k candidates are stored, the k best scores of the row are among
     them.
     """
+    row, _, length, size, convert = row_of(memory)
     slots, found, work = memory + INDEX, i64s(memory + FOUND), i64s(memory + WORK)
-    index, keys = i32s(slots), key_of(memory, room)
+    index, keys, room = i32s(slots), key_of(memory), i64s(memory + ASKED)[ROOM]
     key = u32s(keys)
     count, keyed = np.int64(0), np.int64(0)
     limit = raw_limit(cutoff)
@@ -145,9 +124,9 @@ def sieve(
                 _look_up(tile, first, looked_up, count, index, key)
                 make_keys(keys, keyed, count)
                 work[0] += count - keyed
-                count = tighten(row, row_id, length, size, convert, cutoff, k, count, seed, memory, room)
+                count = tighten(cutoff, count, guesses, memory)
                 cutoff = found[0]
-                looked_up, keyed, seed = count, count, -1
+                looked_up, keyed, guesses = count, count, 0
                 if cutoff < INF_KEY:
                     return count  # k infinities are stored: no score is better
                 limit = raw_limit(cutoff)

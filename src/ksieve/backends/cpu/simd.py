@@ -156,24 +156,34 @@ def call(typing: Any, address: Any, arguments: Any) -> Any:
     return types.void(types.int64, arguments), codegen
 
 
-@intrinsic
-def load_u32(typing: Any, address: Any) -> Any:
-    """Load 32 bits from any address."""
+def _loading(item: Any) -> Any:
+    @intrinsic
+    def load(typing: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.load(builder.inttoptr(args[0], ir.IntType(item.bitwidth).as_pointer()), align=1)
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.inttoptr(args[0], ir.IntType(32).as_pointer()), align=1)
+        return item(types.int64), codegen
 
-    return types.uint32(types.int64), codegen
+    return load
 
 
-@intrinsic
-def load_u16(typing: Any, address: Any) -> Any:
-    """Load 16 bits from any address."""
+def _storing(item: Any) -> Any:
+    @intrinsic
+    def store(typing: Any, address: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            builder.store(args[1], builder.inttoptr(args[0], ir.IntType(item.bitwidth).as_pointer()), align=1)
+            return context.get_dummy_value()
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.inttoptr(args[0], ir.IntType(16).as_pointer()), align=1)
+        return types.void(types.int64, item), codegen
 
-    return types.uint16(types.int64), codegen
+    return store
+
+
+load_u32, load_u16 = _loading(types.uint32), _loading(types.uint16)
+"""Load from any address, whatever its alignment."""
+
+store_i32, store_u16 = _storing(types.int32), _storing(types.uint16)
+"""Store to any address."""
 
 
 @intrinsic
@@ -206,28 +216,6 @@ def copy(typing: Any, source: Any, target: Any, count: Any) -> Any:
 
 
 @intrinsic
-def store_i32(typing: Any, address: Any, value: Any) -> Any:
-    """Store 32 bits to any address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[1], builder.inttoptr(args[0], ir.IntType(32).as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int32), codegen
-
-
-@intrinsic
-def store_u16(typing: Any, address: Any, value: Any) -> Any:
-    """Store 16 bits to any address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[1], builder.inttoptr(args[0], ir.IntType(16).as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.uint16), codegen
-
-
-@intrinsic
 def lowest_bit(typing: Any, mask: Word) -> Any:
     """Position of the lowest set bit; 64 for an empty mask."""
 
@@ -248,6 +236,21 @@ def bit_count(typing: Any, mask: Word) -> Any:
 
 
 # ---- scores and keys -------------------------------------------------------------------------------------
+
+
+@jit
+def load_score(size: Int, address: Int) -> Word:
+    """Bits of a score of `size` bytes, 4 or 2."""
+    return load_u32(address) if size == 4 else np.uint32(load_u16(address))
+
+
+@jit
+def store_score(size: Int, address: Int, bits: Word) -> None:
+    """Store the bits of a score of `size` bytes."""
+    if size == 4:
+        store_i32(address, np.int32(bits))
+    else:
+        store_u16(address, np.uint16(bits))
 
 
 @jit

@@ -8,7 +8,19 @@ import numpy as np
 
 from ksieve.backends.cpu.compiled import kernel
 from ksieve.backends.cpu.ranking import kth, make_keys
-from ksieve.backends.cpu.scratch import BATCH, GROUPS_AHEAD, PLACES, WORK, batch_of, spare_of
+from ksieve.backends.cpu.scratch import (
+    ASKED,
+    BATCH,
+    GROUPS_AHEAD,
+    PLACES,
+    ROOM,
+    SEED,
+    WORK,
+    K,
+    batch_of,
+    row_of,
+    spare_of,
+)
 from ksieve.backends.cpu.simd import (
     Int,
     Word,
@@ -16,11 +28,10 @@ from ksieve.backends.cpu.simd import (
     i64s,
     jit,
     larger,
-    load_u16,
-    load_u32,
+    load_score,
     prefetch,
     smaller,
-    store_u16,
+    store_score,
     u32s,
 )
 from ksieve.core.keys import NAN_KEY
@@ -83,14 +94,9 @@ def _best_of_each(key: Any, count: Int, share: Int) -> Int:
 
 @kernel
 def sample_keys(
-    row: Int,
-    length: Int,
-    size: Int,
-    convert: Int,
     first: Int,
     group: Int,
     period: Int,
-    row_id: Int,
     state: Int,
     jitter: Int,
     share: Int,
@@ -99,16 +105,17 @@ def sample_keys(
     fits: Int,
     spare: Int,
     memory: Int,
-    room: Int,
 ) -> Int:
     """Store the keys of the samples, of many only the `most` best and some more; return the number stored.
 
     In each period the sampled group begins at `first`, or up to `jitter` - 1 groups later, by a guess's `state` or, if
-    that is 0, by the hash of `row_id`. Of each `share` adjacent samples only the best is stored. Scores are fetched in
-    batches, in a loop of loads alone, so that many cache misses are in flight. `fits` keys fit the memory at `keys`.
+    that is 0, by the hash of the row's number. Of each `share` adjacent samples only the best is stored. Scores are
+    fetched in batches, in a loop of loads alone, so that many cache misses are in flight. `fits` keys fit the memory at
+    `keys`.
     """
-    address, places, work = batch_of(memory, room), i64s(memory + PLACES), i64s(memory + WORK)
-    key, batch, raw = u32s(keys), u32s(address), address + 4 * larger(BATCH, group)
+    row, row_id, length, size, convert = row_of(memory)
+    address, places, work = batch_of(memory), i64s(memory + PLACES), i64s(memory + WORK)
+    key, batch, raw = u32s(keys), u32s(address), address if size == 4 else address + 4 * larger(BATCH, group)
     count, fits, bound = 0, smaller(fits, larger(4 * most, 256)), np.uint32(NAN_KEY)
     groups = (length - first + period - 1) // period
     step = larger(BATCH // group, 1)
@@ -121,13 +128,10 @@ def sample_keys(
             start = places[j]
             prefetch(row + size * places[j + GROUPS_AHEAD])
             for position in range(start, smaller(start + group, length)):
-                if size == 4:
-                    batch[fetched] = load_u32(row + 4 * position)
-                else:
-                    store_u16(raw + 2 * fetched, load_u16(row + 2 * position))
+                store_score(size, raw + size * fetched, load_score(size, row + size * position))
                 fetched += 1
         if convert != 0:
-            call(convert, (address if size == 4 else raw, fetched, address))
+            call(convert, (raw, fetched, address))
         make_keys(address, 0, fetched)
         work[0] += fetched
         if share > 1:
@@ -150,31 +154,18 @@ def sample_keys(
 
 
 @kernel
-def guess_cutoff(
-    row: Int,
-    row_id: Int,
-    length: Int,
-    size: Int,
-    convert: Int,
-    k: Int,
-    attempt: Int,
-    seed: Int,
-    memory: Int,
-    room: Int,
-) -> Int:
+def guess_cutoff(attempt: Int, memory: Int) -> Int:
     """`ksieve.model.guess.cutoff` of one attempt; `NAN_KEY` where every score is admitted.
 
     The samples fit half of the spare keys: with a stride of 2 or more, the rank is below k + 32. A storage of fewer
     than 2 k candidates holds the whole row, and the rank is at most three eighths of the row's length.
     """
-    stride = _stride_of(length)
-    rank = _rank_of(length, k, stride, attempt)
-    half = (room + BLOCK) // 2
+    _, row_id, length, _, _ = row_of(memory)
+    asked, stride = i64s(memory + ASKED), _stride_of(length)
+    rank, half = _rank_of(length, asked[K], stride, attempt), (asked[ROOM] + BLOCK) // 2
     if rank == 0 or rank >= half:
         return NAN_KEY
-    keys, state = spare_of(memory, room), np.int64(state_of(seed, row_id, attempt))
+    keys, state = spare_of(memory), np.int64(state_of(asked[SEED], row_id, attempt))
     rest = keys + 4 * half
-    count = sample_keys(
-        row, length, size, convert, 0, 1, stride, row_id, state, stride, 1, rank, keys, half, rest, memory, room
-    )
+    count = sample_keys(0, 1, stride, state, stride, 1, rank, keys, half, rest, memory)
     return kth(keys, count, rank, rest, memory)
