@@ -148,7 +148,8 @@ def gained(engine: str, files: Sequence[File]) -> str:
         if file.payload["settings"]["engine"] == engine:
             checks = file.payload["results"]["checks"]
             version = _versions(file.payload).partition(",")[0]
-            parts.append(f"{sum(c['good'] for c in checks)} of {len(checks)} checks of the engine's plugin loader pass "
+            good = sum(check["good"] for check in checks)
+            parts.append(f"{good} of {len(checks)} checks of the engine's plugin loader pass, without a GPU "
                          f"({version}; {file.link('../../')}).")  # fmt: skip
     for file in files:
         its = [case for case in file.payload["results"].get("shapes", ()) if case.get("engine") == engine]
