@@ -33,14 +33,19 @@ MAX_PERIOD = 1 << 20
 """Largest period, in scores: kernels count positions in 32 bits and compute up to one period past a row, whose width is
 at most 2**31 - 2**20 on CUDA."""
 
-MAX_MARGIN = 1 << 20
-"""Largest margin: with k = 1, a rank of 2**20."""
-
-MAX_SIGMAS = 64
-"""Largest number of standard deviations: beyond 38, the probability to underfill is less than the smallest float64."""
-
 MAX_RANK = 1 << 28
 """Largest sample rank requested: three times a rank must fit 32 bits, and no row has a use for a larger one."""
+
+_WHOLE, _REAL = (int, np.integer), (int, float, np.integer, np.floating)
+_NUMBERS: dict[str, tuple[Any, float, float]] = {
+    "stride": (_WHOLE, 1, MAX_PERIOD),
+    "group": (_WHOLE, 1, MAX_PERIOD),
+    "margin": (_REAL, 1e-6, 1 << 20),  # the largest is a rank of 2**20 with k = 1
+    "rescue_margin": (_REAL, 1e-6, 1 << 20),
+    "sigmas": (_REAL, 0, 64),  # beyond 38, the probability to underfill is less than the smallest float64
+    "min_rank": (_WHOLE, 1, MAX_RANK),
+}
+"""Types, least and most of the numbers of a policy."""
 
 PEAK = 4
 """Adjacent scores that are pooled into one maximum: one 16-byte load of float32."""
@@ -111,49 +116,31 @@ class SamplingPolicy:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.isprintable() or len(value) > 1000:
                 raise ArgumentError(f"policy.{name}", ascii(value)[:80], "a printable str of at most 1000 characters")
-        for name in ("stride", "group"):
-            self._number(name, (int, np.integer), "a positive power of two")
+        for name, (kinds, least, most) in _NUMBERS.items():
             value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                raise ArgumentError(f"policy.{name}", shown(value), "a positive power of two")
+            if name == "rescue_margin":
+                least = max(least, self.margin)
+                if value is None:
+                    continue
+            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+                kind = "an int" if kinds is _WHOLE else "a number"
+                raise ArgumentError(f"policy.{name}", shown(value), f"{kind} from {least} to {most}")
+            if isinstance(value, np.generic):  # JSON has Python's numbers alone
+                object.__setattr__(self, name, value.item())
+        for name in ("stride", "group"):
+            if (value := getattr(self, name)) & (value - 1):
+                raise ArgumentError(f"policy.{name}", value, "a power of two")
         if self.stride * self.group > MAX_PERIOD:
-            got = f"{shown(self.stride)} with groups of {shown(self.group)}"
+            got = f"{self.stride} with groups of {self.group}"
             raise ArgumentError("policy.stride", got, f"stride times group of at most {MAX_PERIOD}")
-        real = (int, float, np.integer, np.floating)
-        self._number("margin", real, "a positive number")
-        if not 0 < self.margin <= MAX_MARGIN:
-            takes = "a positive number" if not self.margin > 0 else f"a positive number of at most {MAX_MARGIN}"
-            raise ArgumentError("policy.margin", shown(self.margin), takes)
-        if self.rescue_margin is not None:
-            takes = f"None or at least {self.margin}"
-            self._number("rescue_margin", real, takes)
-            if not self.margin <= self.rescue_margin <= MAX_MARGIN:
-                takes += f", and at most {MAX_MARGIN}" if self.rescue_margin > MAX_MARGIN else ""
-                raise ArgumentError("policy.rescue_margin", shown(self.rescue_margin), takes)
         for name in ("peaks", "jitter"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise ArgumentError(f"policy.{name}", shown(getattr(self, name)), "True or False")
             object.__setattr__(self, name, bool(getattr(self, name)))
         if self.peaks and self.group % PEAK:
             raise ArgumentError("policy.group", self.group, f"a multiple of {PEAK} with peaks")
-        self._number("sigmas", real, "a number of at least 0")
-        if not 0 <= self.sigmas <= MAX_SIGMAS:
-            takes = "a number of at least 0" + (f" and at most {MAX_SIGMAS}" if self.sigmas > MAX_SIGMAS else "")
-            raise ArgumentError("policy.sigmas", shown(self.sigmas), takes)
         if not isinstance(self.boundary, str) or self.boundary not in ("coarse", "exact"):
             raise ArgumentError("policy.boundary", str(self.boundary)[:80], "'coarse' or 'exact'")
-        self._number("min_rank", (int, np.integer), "an int of at least 1")
-        if not 1 <= self.min_rank <= MAX_RANK:
-            takes = "an int of at least 1" + (f" and at most {MAX_RANK}" if self.min_rank > MAX_RANK else "")
-            raise ArgumentError("policy.min_rank", shown(self.min_rank), takes)
-
-    def _number(self, name: str, kinds: tuple[type, ...], takes: str) -> None:
-        """Refuse a field of another type, and convert NumPy numbers to Python's, which JSON can represent."""
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise ArgumentError(f"policy.{name}", shown(value), takes)
-        if isinstance(value, np.generic):
-            object.__setattr__(self, name, value.item())
 
     def primary_rank(self, k: int) -> int:
         """Sample rank of the primary boundary: the maximum of the ranks from `margin`, `sigmas` and `min_rank`."""
