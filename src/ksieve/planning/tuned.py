@@ -1,12 +1,13 @@
 """Files of ``ksieve tune``: what it measured on a user's own GPU, and where the planner finds them.
 
-A file is of one device and one dtype. It is read once in a process, checked completely, and then used as a whole, in
-place of what is shipped for the device's class (`ksieve.planning.shapes`), or not at all. Shipped files have the same
-format.
+A file is of one device, one dtype and one version of ksieve. It is read once in a process. It is used as a whole, in
+place of what is shipped for the device's class (`ksieve.planning.shapes`), if its entries are those that were written,
+by their checksum, or not at all. Shipped files have the same format.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -27,10 +28,9 @@ from ksieve.core.paths import is_folder, read_utf8, unreadable
 from ksieve.core.policy import LINES_16, LINES_64, LINES_128, QUADS_16
 from ksieve.core.text import parse_json, printable
 from ksieve.planning import shapes
-from ksieve.planning.families import ONE_CTA, SAMPLED, SHARED_ROWS
+from ksieve.planning.families import ONE_CTA, SHARED_ROWS
 from ksieve.planning.memory import CANDIDATE_BYTES, ITEM_BYTES, SHARED_LIST, candidate_bytes_of
 from ksieve.planning.shapes import Geometry, Shapes
-from ksieve.planning.thresholds import SPLITS
 
 FORMAT = 2
 VARIABLE = "KSIEVE_TUNED"
@@ -95,12 +95,13 @@ def write(path: Path, found: Tuned) -> None:
             lines.append(f' "{part}": {{\n{families}\n }}')
         else:
             lines.append(f' "{part}": {listed(entries, " ")}')
-    head = json.dumps({"format": FORMAT, "ksieve": __version__, **found.about}, indent=1)[:-2]
+    facts = {"format": FORMAT, "ksieve": __version__, **found.about, "sha256": _digest(found.parts)}
+    head = json.dumps(facts, indent=1)[:-2]
     atomic.write_text(path, ",\n".join([head, *lines]) + "\n}\n", folders=True)
 
 
 def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
-    """Read a file for a device, and check all of it.
+    """Read a file for a device.
 
     Raises `ArgumentError` if it is of another format, version, device or dtype, or damaged. The message says which.
     """
@@ -111,7 +112,7 @@ def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
     try:
         facts = parse_json(read_utf8(path))
         found = facts["format"], facts["ksieve"], facts["device"], facts["dtype"]
-        about = {key: value for key, value in facts.items() if key not in ("format", "ksieve", *shapes.MEASURED)}
+        about = {key: facts[key] for key in facts if key not in ("format", "ksieve", "sha256", *shapes.MEASURED)}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise refuse(f"no such file of shapes ({type(error).__name__}: {error})", "a file of `ksieve tune`") from None
     again = "make it again with `ksieve tune`"
@@ -126,73 +127,13 @@ def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
         ):  # True is not 1, and an enum is its text
             raise refuse(f"{what} {got}", f"{what} {takes}: {again}")
     parts = {name: facts[name] for name in shapes.MEASURED if name in facts}
-    if not any(parts.values()):
-        raise refuse("no such file of shapes (it has no entries)", "a file of `ksieve tune`")
-    if fault := fault_of(parts, device, dtype):
-        raise refuse(fault, f"entries that fit the device: {again}")
+    if facts.get("sha256") != _digest(parts):
+        raise refuse("entries that `ksieve tune` has not written", f"those that it has: {again}")
     return Tuned(about, parts)
 
 
-def fault_of(parts: Mapping[str, Any], device: DeviceInfo, dtype: str) -> str:
-    """Name what is wrong with the entries of a file; empty if nothing is."""
-    for part, listed in parts.items():
-        if not isinstance(listed, dict if part in ("resident", "streamed") else list):
-            return f"{part} that are {type(listed).__name__}"
-        for name, entries in listed.items() if isinstance(listed, dict) else [(part, listed)]:
-            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-                return f"{name} that are no list of objects"
-            for entry in entries:
-                if fault := _fault(part, name, entry, device, dtype):
-                    return f"an entry of {name} with {fault}"
-    strides = parts.get("strides", [{}])
-    if not strides or strides[0].keys() & {"ratio", "narrowest", "most_rows"}:
-        return "strides of which the first is not for all rows"
-    return ""
-
-
-_FIELDS: Mapping[str, tuple[set[str], set[str]]] = {
-    "resident": (
-        {"threads", "ctas_per_sm", "resident_width"},
-        {"ctas_per_row", "overflow_vectors", "plain", "fewest_rows", "most_rows"},
-    ),
-    "streamed": ({"threads", "ctas_per_sm"}, {"stages", "widest", "fewest_rows", "most_rows"}),
-    "splits": ({"fewest"}, {"narrowest"}),
-    "strides": ({"policy"}, {"ratio", "narrowest", "most_rows"}),
-}
-"""Fields that an entry of a part must have, and may have."""
-
-_TYPES = {"plain": bool, "policy": str}
-"""Types of fields that are no int."""
-
-
-def _fault(part: str, family: str, entry: Mapping[str, Any], device: DeviceInfo, dtype: str) -> str:
-    """Name what is wrong with an entry; empty if nothing is."""
-    facts, (needed, further) = shapes.FACTS, _FIELDS[part]
-    numbers = {name: value for name, value in entry.items() if name not in facts}
-    if numbers.keys() - needed - further or needed - numbers.keys():
-        return f"the fields {sorted(numbers)}"
-    if any(type(value) is not _TYPES.get(name, int) for name, value in numbers.items()):
-        return "a field of another type"
-    us, beat, by = (entry.get(name) for name in facts)
-    if not all(value is None or _positive(value) for value in (us, by)) or type(beat) not in (str, type(None)):
-        return f"us={us}, beat={beat}, by={by}"
-    if (beat is None) != (by is None) or (us is None and beat is not None) or None in (entry.get(n, 0) for n in facts):
-        return f"us={us}, beat={beat}, by={by}"
-    if any(type(value) is int and value < 0 for value in numbers.values()):
-        return "a negative number"
-    if 0 < numbers.get("most_rows", 0) < numbers.get("fewest_rows", 0):
-        return f"{numbers['fewest_rows']} to {numbers['most_rows']} rows"
-    if part == "splits":
-        return "" if numbers["fewest"] in SPLITS else f"{numbers['fewest']} CTAs a row"
-    if part == "strides":
-        return "" if numbers["policy"] in POLICIES else f"policy {numbers['policy']}"
-    known = shapes.of(device).usual | ({"register_block": None} if part == "resident" else {})
-    if family not in (FAMILIES if part == "resident" else SAMPLED) or family not in known:
-        return "a family that the device does not run"
-    geometry = Geometry(**numbers, registers=family == "register_block")
-    if part == "resident":
-        return impossible(family, geometry, device, dtype)
-    return not_streamed(geometry, device, dtype)
+def _digest(parts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def not_streamed(geometry: Geometry, device: DeviceInfo, dtype: str) -> str:
@@ -204,10 +145,6 @@ def not_streamed(geometry: Geometry, device: DeviceInfo, dtype: str) -> str:
         return f"{stages} stages"
     short = candidate_bytes_of(geometry, device, dtype) < SHARED_LIST * CANDIDATE_BYTES
     return "more than the shared memory" if short else ""
-
-
-def _positive(value: object) -> bool:
-    return type(value) in (int, float) and 0 < value < 1e12  # type: ignore[operator]
 
 
 def impossible(family: str, geometry: Geometry, device: DeviceInfo, dtype: str) -> str:
@@ -276,7 +213,12 @@ def _shapes_of(device: DeviceInfo, dtype: str, asked: str) -> Shapes:
             raise
         _log.warning("launch shapes are not taken from a file: %s", error)
         return shipped
-    parts = shapes.parts_of(found.parts, path.name)
+    return with_parts(shipped, found, device, path.name)
+
+
+def with_parts(shipped: Shapes, found: Tuned, device: DeviceInfo, name: str) -> Shapes:
+    """Return shapes in which the parts of a file of that name replace those that are shipped."""
+    parts = shapes.parts_of(found.parts, name)
     return replace(shipped, **parts, multiprocessors=device.sm_count, derived=shipped.derived - parts.keys())
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ksieve.core.arrays import Device
@@ -18,7 +16,6 @@ from ksieve.planning.plan import Plan
 from ksieve.planning.thresholds import LINES_RANK, SPLITS
 from ksieve.planning.tune.run import Progress, Target, unfit
 from ksieve.planning.tune.table import Entry, Parts
-from ksieve.planning.tune.variants import planned_with
 
 ASKED = (
     PLAIN, Options(windows="ends"), Options(order="value"), Options(tie_break="low"),
@@ -54,10 +51,7 @@ def unused(known: shapes.Shapes, target: Target) -> list[tuple[str, str, int]]:
 
 
 def used(found: tuned.Tuned, target: Target) -> tuned.Tuned:
-    """Return a file without the entries that decide no plan.
-
-    Raises `ArgumentError` if the device cannot run an entry.
-    """
+    """Return a file without the entries that decide no plan."""
     with _shapes(found, target) as known:
         left_out = unused(known, target)
     return tuned.Tuned(found.about, without(found.parts, left_out))
@@ -66,20 +60,16 @@ def used(found: tuned.Tuned, target: Target) -> tuned.Tuned:
 @contextmanager
 def _shapes(found: tuned.Tuned, target: Target) -> Iterator[shapes.Shapes]:
     """Plan with a file for a while."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "tuned.json"
-        tuned.write(path, found)
-        tuned.read(path, target.device, target.dtype)
-        with planned_with(str(path)):
-            yield tuned.shapes_of(target.device, target.dtype)
+    shipped = tuned.shapes_of(target.device, target.dtype)
+    other = tuned.with_parts(shipped, found, target.device, "tuned.json")
+    with tuned.replaced(shipped, other):
+        yield other
 
 
 def without_spills(found: tuned.Tuned, target: Target, progress: Progress) -> tuned.Tuned:
     """Return a file whose resident shapes are for calls without options only, where a kernel for options would spill.
 
     The kernels of `grid` are compiled for that, again after each change.
-
-    Raises `ArgumentError` if the device cannot run an entry.
     """
     from ksieve.backends.cuda.jit.spec import kernel_spec
 
