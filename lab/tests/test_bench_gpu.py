@@ -15,30 +15,27 @@ from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune import laws, timing
 from ksieve_lab.bench import floor, record
-from ksieve_lab.bench.variants import variants_of
+from ksieve_lab.bench.variants import plans_of
 
 H200 = DEVICES["h200"]
 
 
-def test_variants_are_every_family_with_every_policy_then_the_list():
+def test_plans_of_a_list_are_planned_as_it_says():
     text = json.dumps(
         [
             {"family": "stream_split", "policy": {"stride": 64, "group": 4}, "splits": 4},
             {"name": "wide", "family": "stream", "policy": "paper-64", "threads": 1024, "ctas_per_sm": 1},
         ]
     )
-    found = variants_of(["stream", "resident_block"], ["paper-64", "paper-128"], text)
-    assert len(found) == 6
-    assert found[0].name == "stream paper-64"
-    split = found[4].plan(16, 131_072, 512, "float32", H200)
+    found = plans_of(text)
+    split = found[0].plan(16, 131_072, 512, "float32", H200)
     assert (split.family, split.splits, split.ctas, split.policy.group) == ("stream_split", 4, 64, 4)
-    wide = found[5].plan(5000, 131_072, 512, "float32", H200)
-    assert (found[5].name, wide.threads, wide.ctas_per_sm, wide.ctas) == ("wide", 1024, 1, H200.sm_count)
+    wide = found[1].plan(5000, 131_072, 512, "float32", H200)
+    assert (found[1].name, wide.threads, wide.ctas_per_sm, wide.ctas) == ("wide", 1024, 1, H200.sm_count)
     hopper = shapes.of_class("hopper")
     for policy, table in (("paper-64", hopper.roomy), ("lines-64", hopper.usual)):
         plain = ksieve.plan(rows=5000, width=131_072, k=512, device=H200, family="stream", policy=policy)
         assert plain.threads == table["stream"].threads != wide.threads
-    assert variants_of([], [], None) == []
 
 
 @pytest.mark.parametrize(
@@ -53,8 +50,8 @@ def test_variants_are_every_family_with_every_policy_then_the_list():
     ],
 )
 def test_a_bad_variant_is_named(text, words):
-    with pytest.raises(ArgumentError, match=r"^--variants: got") as raised:
-        variants_of([], [], text)
+    with pytest.raises(ArgumentError, match=r"^peers: got") as raised:
+        plans_of(text)
     assert words in str(raised.value)
 
 

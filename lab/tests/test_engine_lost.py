@@ -12,7 +12,7 @@ from bench_engines import bench, fakes, host, measured
 from bench_host import invoke
 from ksieve.cli import exits
 from ksieve.planning.tune import timing
-from ksieve_lab.bench import engine_cases, engines
+from ksieve_lab.bench import engines
 from ksieve_lab.report import tables
 from ksieve_lab.report.specs.engines import seen
 
@@ -68,7 +68,7 @@ def test_an_engine_s_fault_ends_the_measurement(device, tmp_path):
 
 def test_what_is_known_to_fail_comes_last(device, tmp_path, monkeypatch):
     device["fault"] = lambda name, rows: name == "ragged" and rows == 5
-    monkeypatch.setattr(engine_cases, "LAST", (CALL,))
+    monkeypatch.setattr(engines, "LAST", (CALL,))
     done, payload = measured(tmp_path, *SOME, "--shapes", "3x4096,5x4096,6x4096")
     assert done.exit_code == exits.Exit.ERROR
     found = payload["results"]
@@ -113,7 +113,7 @@ def test_a_fault_of_ksieve_is_not_the_engine_s(device, tmp_path):
 
 def test_a_fault_of_the_host_s_part(device, tmp_path, monkeypatch):
     device["fault"] = lambda name, rows: name == "ragged" and rows == engines.HOST_ROWS
-    monkeypatch.setattr(engine_cases, "LAST", (f"{RAGGED} 4 x 4096 float32 host",))
+    monkeypatch.setattr(engines, "LAST", (f"{RAGGED} 4 x 4096 float32 host",))
     _, payload = measured(tmp_path, *SOME)
     found = payload["results"]
     assert [lost["call"] for lost in found["lost"]] == [f"{RAGGED} 4 x 4096 float32 host"]

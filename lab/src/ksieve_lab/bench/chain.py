@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ksieve.core.device import DeviceInfo
@@ -122,58 +123,36 @@ def _measure(
 ) -> list[Timing]:
     """Time the reads, the score production with and without masks, and every chain."""
 
-    def scores_alone(masked: bool) -> Callable[[int], None]:
-        def enqueue(_: int) -> None:
-            for stage in stages:
-                _place(produce(stage.factors, stage.scores, masked), stage)
+    def produced(masked: bool, then: Callable[[int], Any] = lambda i: None) -> Any:
+        found = []
+        for i, stage in enumerate(stages):
+            _place(produce(stage.factors, stage.scores, masked), stage)
+            found.append(then(i))
+        return found
 
-        return enqueue
+    def chain(selector: Selector, _: int) -> None:
+        if selector.whole is not None:
+            selector.whole()
+        else:
+            produced(selector.masked, lambda i: selector.parts[i].run(0))
 
-    def chain(selector: Selector) -> Callable[[int], None]:
-        def enqueue(_: int) -> None:
-            if selector.whole is not None:
-                selector.whole()
-                return
-            for i, stage in enumerate(stages):
-                _place(produce(stage.factors, stage.scores, selector.masked), stage)
-                selector.run(i)
+    def exact(selector: Selector, _: int) -> bool:
+        return all(produced(selector.masked, selector.exact))
 
-        return enqueue
-
-    def judge(selector: Selector) -> Callable[[int], bool]:
-        def check(_: int) -> bool:
-            good = True
-            for i, stage in enumerate(stages):
-                _place(produce(stage.factors, stage.scores, selector.masked), stage)
-                good &= selector.exact(i)
-            return good
-
-        return check
-
-    def poison(selector: Selector) -> Callable[[int], None]:
-        def overwrite(_: int) -> None:
-            for i in range(len(stages)):
-                selector.poison(i)
-
-        return overwrite
-
-    def read(readers: list[floor.Reader]) -> Callable[[int], None]:
-        def enqueue(_: int) -> None:
-            for reader in readers:
-                reader()
-
-        return enqueue
+    def read(readers: list[floor.Reader], _: int) -> None:
+        for reader in readers:
+            reader()
 
     contenders = []
     for kernel in floor.available(device):
         readers = [floor.Reader(kernel, s.scores, s.lengths, device) for s in stages]
-        contenders.append(Contender(f"read {kernel.name}", read(readers)))
-    contenders += [Contender("scores", scores_alone(False)), *alone]
+        contenders.append(Contender(f"read {kernel.name}", partial(read, readers)))
+    contenders += [Contender("scores", lambda _: produced(False)), *alone]
     if any(s.masked for s in selectors):
-        contenders.append(Contender("masked scores", scores_alone(True), rounds=slow_rounds))
+        contenders.append(Contender("masked scores", lambda _: produced(True), rounds=slow_rounds))
     for s in selectors:
         slow = slow_rounds if s.masked else None
-        contenders.append(Contender(s.name, chain(s), judge(s), poison(s), slow))
+        contenders.append(Contender(s.name, partial(chain, s), partial(exact, s), s.poison, slow))
     return timing.measure(contenders, 1, 1 << 40, rounds=rounds, most_replays=1)
 
 

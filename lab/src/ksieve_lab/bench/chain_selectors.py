@@ -41,27 +41,32 @@ class Selector:
     Attributes
     ----------
     name : str
-    run : callable
-        ``run(i)`` selects from stage `i`'s scores.
-    exact : callable
-        ``exact(i)`` verifies its output while the scores of stage `i` are in the buffer.
-    poison : callable
-        ``poison(i)`` overwrites its output.
+    parts : sequence of Contender
+        Of each stage: selects from its scores, and verifies the answer while they are in the buffer.
     masked : bool
         Whether it needs -inf past every length.
     whole : callable, optional
-        In place of `run`: produces the scores of all stages and selects from them, without the matrix.
+        In place of `parts`: produces the scores of all stages and selects from them, without the matrix.
     bytes : int, optional
         Of a selector with `whole`: memory beside factors and answers.
     """
 
     name: str
-    run: Callable[[int], None]
-    exact: Callable[[int], bool]
-    poison: Callable[[int], None]
+    parts: Sequence[Contender]
     masked: bool = False
     whole: Callable[[], None] | None = None
     bytes: int | None = None
+
+    def exact(self, i: int) -> bool:
+        """Whether the answer of stage `i` is exact."""
+        check = self.parts[i].check
+        return check is not None and check(0)
+
+    def poison(self, _: int = 0) -> None:
+        """Overwrite all answers."""
+        for part in self.parts:
+            if part.poison is not None:
+                part.poison(0)
 
 
 def selectors(stages: Sequence[Stage], k: int, others: Sequence[str] | None) -> tuple[list[Selector], dict[str, str]]:
@@ -69,37 +74,43 @@ def selectors(stages: Sequence[Stage], k: int, others: Sequence[str] | None) -> 
     found = [_ours(stages, k)]
     loaded, skipped = peers.available(others)
     for peer, own in loaded:
+        # One task per stage: stages differ in rows and lengths. Scores past a length are -inf for a selector that
+        # knows none, so that only valid ones may be chosen.
         try:
-            found.append(_peer(peer, own, stages, k))
+            parts = [peers.contender(peer, own, tasks.Task([s.scores], s.lengths, k)) for s in stages]
+            found.append(Selector(peer.name, parts, masked=peer.call.whole))
         except peers.UnsupportedError as error:
             skipped[peer.name] = str(error)
     return found, skipped
 
 
+def _verified(stage: Stage, run: Callable[[int], None], out: Any) -> Contender:
+    """One stage of ours, which leaves its answer in an array."""
+    from ksieve.checking.verify import verify
+
+    check = lambda _: verify(stage.scores, stage.lengths, out, block_bytes=tasks.VERIFY_BYTES).ok  # noqa: E731
+    return Contender(OURS, run, check, lambda _: out.fill_(tasks.POISON))
+
+
 def _ours(stages: Sequence[Stage], k: int) -> Selector:
     import torch
 
-    from ksieve.checking.verify import verify
-
-    outs = [torch.empty(len(s.lengths), k, dtype=torch.int32, device=s.lengths.device) for s in stages]
     plans: dict[tuple[int, int], tuple[Any, Any]] = {}
 
-    def select(i: int) -> None:
-        scores = stages[i].scores
-        if scores.shape not in plans:
-            plan = api.plan(
-                rows=scores.shape[0], width=scores.shape[1], k=k, pitch=scores.stride(0), device=str(scores.device)
-            )
-            plans[scores.shape] = (plan, plan.workspace() if scores.is_cuda else None)
-        plan, workspace = plans[scores.shape]
-        api.topk(scores, stages[i].lengths, plan=plan, out=outs[i], workspace=workspace)
+    def part(stage: Stage) -> Contender:
+        scores, out = stage.scores, torch.empty(len(stage.lengths), k, dtype=torch.int32, device=stage.lengths.device)
 
-    return Selector(
-        OURS,
-        select,
-        lambda i: verify(stages[i].scores, stages[i].lengths, outs[i], block_bytes=tasks.VERIFY_BYTES).ok,
-        lambda i: outs[i].fill_(tasks.POISON),
-    )
+        def select(_: int) -> None:
+            if scores.shape not in plans:  # one workspace for stages of a shape
+                rows, width = scores.shape
+                plan = api.plan(rows=rows, width=width, k=k, pitch=scores.stride(0), device=str(scores.device))
+                plans[scores.shape] = (plan, plan.workspace() if scores.is_cuda else None)
+            plan, workspace = plans[scores.shape]
+            api.topk(scores, stage.lengths, plan=plan, out=out, workspace=workspace)
+
+        return _verified(stage, select, out)
+
+    return Selector(OURS, [part(stage) for stage in stages])
 
 
 def without_matrix(stages: Sequence[Stage], k: int, produce: Produce) -> tuple[list[Selector], list[Contender]]:
@@ -125,28 +136,7 @@ def _made(make: Callable[[], _Way]) -> tuple[_Way, int]:
 
 
 def _whole(name: str, way: ways.Tiles, stages: Sequence[Stage], size: int) -> Selector:
-    from ksieve.checking.verify import verify
-
-    ends = list(itertools.accumulate(len(s.lengths) for s in stages))
-    parts = [way.out[end - len(s.lengths) : end] for s, end in zip(stages, ends, strict=True)]
-
-    def exact(i: int) -> bool:
-        return verify(stages[i].scores, stages[i].lengths, parts[i], block_bytes=tasks.VERIFY_BYTES).ok
-
-    return Selector(name, lambda i: None, exact, lambda i: parts[i].fill_(tasks.POISON), whole=way.run, bytes=size)
-
-
-def _peer(peer: peers.Peer, own: peers.Own, stages: Sequence[Stage], k: int) -> Selector:
-    # One task per stage: stages differ in rows and lengths. Scores past a length are -inf for a selector that knows
-    # none, so that only valid ones may be chosen.
-    prepared = [peers.contender(peer, own, tasks.Task([s.scores], s.lengths, k)) for s in stages]
-
-    def exact(i: int) -> bool:
-        check = prepared[i].check
-        return check is not None and check(0)
-
-    def poison(i: int) -> None:
-        if (overwrite := prepared[i].poison) is not None:
-            overwrite(0)
-
-    return Selector(peer.name, lambda i: prepared[i].run(0), exact, poison, masked=peer.call.whole)
+    ends = itertools.accumulate(len(s.lengths) for s in stages)
+    parts = [_verified(s, lambda _: None, way.out[end - len(s.lengths) : end])
+             for s, end in zip(stages, ends, strict=True)]  # fmt: skip
+    return Selector(name, parts, whole=way.run, bytes=size)

@@ -24,7 +24,6 @@ from ksieve.planning.plan import Plan
 from ksieve.planning.tune import laws, tasks, timing
 from ksieve_lab.bench import engine_switch, runner, scores
 from ksieve_lab.bench.engine_calls import Inputs, contender_of, planned
-from ksieve_lab.bench.engine_cases import LOST_BY, Case, Task, facts_of, in_order, label
 from ksieve_lab.bench.engine_switch import Replaced, line
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.startup import without_folders
@@ -34,6 +33,19 @@ BEFORE, AFTER = "own", "ksieve"
 
 SHAPES = "1x16384,16x16384,64x16384,256x16384,1x131072,16x131072,64x131072,256x131072,2048x131072"
 """Decode batches, and rows of a prefill."""
+
+LOST_BY = "lost_by"
+"""Fact of a call that lost the GPU context: the side that was running. Every further call of the process fails."""
+
+LAST = tuple(f"flashinfer.topk.top_k_page_table_transform {rows} x 131072 bfloat16" for rows in (256, 2048))
+"""Calls of an engine's own operator that lose the GPU context on an H100, those of FlashInfer 0.7.2.post1: they are
+measured after all others."""
+
+Case = tuple[Replaced, int, int, str]
+"""Operator, rows, width and dtype."""
+
+Task = tuple[str, Case]
+"""Where its facts belong, ``shapes`` or ``host``, and what to measure."""
 
 HOST_ROWS, HOST_WIDTH = 4, 4096
 HOST_CALLS, HOST_BLOCKS = 100, 20
@@ -54,6 +66,20 @@ def listed(operators: Sequence[Replaced], settings: Settings) -> list[Case]:
         for operator in operators
         if dtype in operator.call.dtypes
     ]
+
+
+def label(task: Task) -> str:
+    """Name of a task, by a part of which it can be left out."""
+    kind, (operator, rows, width, dtype) = task
+    return f"{operator.name} {rows} x {width} {dtype}" + (" host" if kind == "host" else "")
+
+
+def facts_of(case: Case, k: int) -> Facts:
+    """What is known of a case before it is measured."""
+    operator, rows, width, dtype = case
+    return {
+        "operator": operator.name, "engine": operator.engine, "rows": rows, "width": width, "dtype": dtype, "k": k,
+    }  # fmt: skip
 
 
 def prepare(every: Sequence[Case], k: int, live: Live) -> None:
@@ -135,7 +161,8 @@ def measure(settings: Settings, live: Live) -> Facts:
             raise BackendError("a first call of an engine's operator lost the GPU context: choose others with --only")
         both: list[Task] = [("shapes", case) for case in every]
         both += [("host", (each, HOST_ROWS, HOST_WIDTH, each.call.dtypes[0])) for each in operators]
-        asked = [task for task in in_order(both) if not any(part in label(task) for part in settings.left_out)]
+        both.sort(key=lambda task: label(task) in LAST)
+        asked = [task for task in both if not any(part in label(task) for part in settings.left_out)]
         with live.phase("measuring", "cases") as progress:
             for done, (task, facts) in enumerate(measured(asked, k, settings.scores, settings.rounds, settings.seed)):
                 results[task[0]].append(facts)

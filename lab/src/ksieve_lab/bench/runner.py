@@ -24,7 +24,7 @@ from ksieve.planning.tune.variants import Variant
 from ksieve_lab.bench import record
 from ksieve_lab.bench.scores import check_source
 from ksieve_lab.bench.shape_lists import Listed, Reader, matrices, words
-from ksieve_lab.bench.variants import variants_of
+from ksieve_lab.bench.variants import plans_of
 
 Facts = dict[str, Any]
 Progress = Callable[[int, int], None]
@@ -281,15 +281,16 @@ def libraries(text: str) -> tuple[list[str] | None, list[Variant]]:
 def contenders(text: str) -> tuple[list[str] | None, list[Variant]]:
     """As `libraries`, and plans of our own: families, policies, both with a space, or JSON, there or in a file."""
     if text.lstrip().startswith("["):
-        return [], _variants(text)
+        return [], plans_of(text)
     found: list[Variant] = []
     rest: list[str] = []
     for part in words(text):
-        family, _, policy = part.partition(" ") if part.partition(" ")[0] in families() else (None, "", part)
+        first, _, second = part.partition(" ")
+        family, policy = (first, second or None) if first in families() else (None, part)
         if part.endswith(".json"):
-            found += _variants(_file(part))
-        elif (family and not policy) or _is_policy(policy):
-            found += variants_of([family], [policy or None], None)
+            found += plans_of(_file(part))
+        elif policy is None or _is_policy(policy):
+            found.append(Variant(part, family, policy))
         else:
             rest.append(part)
     if "all" in rest or rest == ["none"]:
@@ -314,13 +315,6 @@ def _file(path: str) -> str:
         return read_utf8(path, errors="replace")
     except ValueError as error:
         raise ArgumentError("peers", path, f"a file with a JSON list of plans ({error})") from None
-
-
-def _variants(text: str) -> list[Variant]:
-    try:
-        return variants_of([], [], text)
-    except ArgumentError as error:
-        raise ArgumentError("peers", error.got, error.takes) from None
 
 
 def over(cases: Sequence[Any], measure: Callable[[Any], Facts], progress: Progress, each: Tell | None) -> list[Facts]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,35 +33,6 @@ DISTRIBUTIONS = {"endpoint": "endpoint_structured", "normal": "random_normal"}
 """Score sources that both machines know, with the producer that makes them on the host."""
 
 
-class Machine(Protocol):
-    """Where plans run."""
-
-    name: str
-
-    def scores(self, rows: int, width: int, lengths: NDArray[np.int32], source: str, seed: int) -> tuple[Any, Any]:
-        """Make a score matrix and its lengths on the same device."""
-
-    def time(
-        self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None
-    ) -> dict[str, Any]:
-        """Time plans: ``floor_us``; by name in ``selectors`` ``median_us``, ``exact``, ``of_floor``, or ``error``."""
-
-    def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
-        """Select once and return the statistics."""
-
-    def put(self, matrix: NDArray[Any]) -> Any:
-        """Bring a host matrix to the machine; bfloat16 comes as uint16 bits."""
-
-    def gather(self, matrix: Any, at: int, scores: Any, row: int) -> None:
-        """Copy a row of scores into a row of a matrix."""
-
-    def blank(self, rows: int, width: int) -> Any:
-        """Make a matrix to gather rows in."""
-
-    def lengths(self, values: NDArray[np.int32]) -> Any:
-        """Put lengths where the scores are."""
-
-
 def plan_for(scores: Any, k: int, choice: Choice, device: str | DeviceInfo) -> Plan:
     """Plan a selection of a matrix as a choice says."""
     rows, width = scores.shape
@@ -71,7 +42,7 @@ def plan_for(scores: Any, k: int, choice: Choice, device: str | DeviceInfo) -> P
 
 
 class Cpu:
-    """The CPU backend; "families" are those of CUDA and mean nothing here."""
+    """The CPU backend; "families" are those of CUDA and mean nothing here. `Gpu` does the same on a GPU."""
 
     name = "cpu"
     backend: Literal["cpu", "reference"] = "cpu"
@@ -87,7 +58,10 @@ class Cpu:
     def time(
         self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None
     ) -> dict[str, Any]:
-        """Time plans and a plain maximum over the same prefixes in rotated rounds; peers are a matter of the GPU."""
+        """Time plans and a plain maximum over the same prefixes in rotated rounds; peers are a matter of the GPU.
+
+        Returns ``floor_us``, and by name in ``selectors`` ``median_us``, ``exact`` and ``of_floor``, or ``error``.
+        """
         out = np.empty((scores.shape[0], k), np.int32)
 
         def contender(name: str, policy: SamplingPolicy | str | None) -> Contender:
@@ -233,6 +207,10 @@ def _copies(scores: Any) -> list[Any]:
     for copy in copies:
         copy.copy_(scores)
     return [scores, *copies]
+
+
+Machine = Cpu | Gpu
+"""Where plans run."""
 
 
 def stem_of(backend: str, *words: str) -> str:

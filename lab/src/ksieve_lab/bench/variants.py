@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -16,8 +14,8 @@ from ksieve.planning.plan import Plan
 from ksieve.planning.tune.variants import Variant
 
 
-def variants_of(families: Sequence[str | None], policies: Sequence[str | None], text: str | None) -> list[Variant]:
-    """Variants asked for: every family with every policy, then those of a JSON list.
+def plans_of(text: str) -> list[Variant]:
+    """Plans of a JSON list.
 
     An object of the list may hold ``name``, ``family``, ``policy`` (a name, or an object of `SamplingPolicy` fields),
     ``threads``, ``ctas_per_sm`` and ``resident_width`` (storage is derived anew), ``tuned`` (a file of `ksieve tune`
@@ -25,19 +23,13 @@ def variants_of(families: Sequence[str | None], policies: Sequence[str | None], 
 
     Raises `ArgumentError` if the text is no JSON, or names an unknown family, policy or field.
     """
-    found = []
-    if families or policies:
-        for family, policy in itertools.product(families or [None], policies or [None]):
-            found.append(Variant(" ".join(filter(None, (family, policy))), family, policy))
-    if text is None:
-        return found
     try:
         listed = parse_json(text)
     except ValueError as error:
-        raise ArgumentError("--variants", repr(text[:80]), f"a JSON list of objects ({error})") from None
+        raise ArgumentError("peers", repr(text[:80]), f"a JSON list of objects ({error})") from None
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        raise ArgumentError("--variants", repr(text[:80]), "a JSON list of objects")
-    return found + [_variant(dict(item)) for item in listed]
+        raise ArgumentError("peers", repr(text[:80]), "a JSON list of objects")
+    return [_variant(dict(item)) for item in listed]
 
 
 def _variant(item: dict[str, Any]) -> Variant:
@@ -48,15 +40,15 @@ def _variant(item: dict[str, Any]) -> Variant:
             named: dict[str, Any] = {"name": "forced"} | policy
             policy = SamplingPolicy(**named)
         except TypeError as error:
-            raise ArgumentError("--variants", f"policy {policy}", f"fields of SamplingPolicy ({error})") from None
+            raise ArgumentError("peers", f"policy {policy}", f"fields of SamplingPolicy ({error})") from None
     geometry = {key: item.pop(key) for key in ("threads", "ctas_per_sm", "resident_width") if key in item}
     if geometry and family not in shapes.families():
-        raise ArgumentError("--variants", f"{geometry} without a family", f"a family: {list(shapes.families())}")
+        raise ArgumentError("peers", f"{geometry} without a family", f"a family: {list(shapes.families())}")
     shapes_file = item.pop("tuned", "")
     if not isinstance(shapes_file, str):
-        raise ArgumentError("--variants", f"tuned: {shapes_file!r}", "the name of a file of `ksieve tune`")
+        raise ArgumentError("peers", f"tuned: {shapes_file!r}", "the name of a file of `ksieve tune`")
     known = {f.name for f in fields(Plan)}
     for key, value in item.items():
         if key not in known or not isinstance(value, int):
-            raise ArgumentError("--variants", f"{key}: {value!r}", f"a number of a plan, one of {sorted(known)}")
+            raise ArgumentError("peers", f"{key}: {value!r}", f"a number of a plan, one of {sorted(known)}")
     return Variant(name, family, policy, tuple(geometry.items()), tuple(item.items()), shapes_file)
