@@ -64,13 +64,11 @@ def test_rates_are_those_of_the_statistics():
     raw = np.zeros((6, len(STATS_COLUMNS)), np.int32)
     raw[:, 0] = [Route.CERTIFIED, Route.RESCUED, Route.RECOVERED, Route.RECOVERED_AFTER_BAND, Route.DIRECT, Route.SHORT]
     raw[:, STATS_COLUMNS.index("admitted0")] = [200, 90, 80, 30, -1, -1]
-    tally = steps.Tally()
-    tally.add_stats(Stats(raw))
-    tally.add_time({"median_us": 500.0, "exact": True})
+    tally = steps.Tally([{"median_us": 500.0, "exact": True}], [Stats(raw)])
     facts = tally.facts(1, 400.0)
     assert (facts["sampled_rows"], facts["primary_missed_percent"], facts["recovery_percent"]) == (4, 75, 50)
     assert (facts["admitted_mean"], facts["step_ms"], facts["of_floor"]) == (100, 0.5, 0.8)
-    tally.add_time({"median_us": 500.0, "exact": False})
+    tally.times.append({"median_us": 500.0, "exact": False})
     assert tally.facts(2, 400.0)["step_ms"] is None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 from pathlib import Path
 
@@ -139,58 +138,35 @@ def test_engines_that_are_not_there(host, tmp_path):
     assert isinstance(done.exception, ArgumentError) and done.exception.argument == "--only"
 
 
-def test_without_a_gpu():
-    done = invoke("engines")
-    assert isinstance(done.exception, BackendError) and done.exit_code != 0
-
-
 # ---- first calls ------------------------------------------------------------------------------------------------
 
 
-def test_a_process_measures_its_first_call(capsys, monkeypatch):
-    text = json.dumps({"adapter": "sglang.topk", "rows": 2, "width": 4096, "k": 64, "dtype": "float32"})
-    for said, lines in (("go\n", 2), ("", 1)):
-        monkeypatch.setattr("sys.stdin", io.StringIO(said))
-        first_calls.child(text)
-        ready, *found = capsys.readouterr().out.splitlines()
-        assert ready == "ready" and len(found) == lines - 1
-        for each in map(json.loads, found):
-            assert each["seconds"] > 0 and each["again_seconds"] > 0 and each["compiled"] == 0
-
-
-class Fresh:
-    """Stands in for an interpreter; knows which caches and bundles hold kernels."""
-
-    built, calls, waiting = set(), [], []
-
-    def __init__(self, *arguments, **variables):
-        self.arguments, self.variables = arguments, variables
-        self.calls.append(self)
-        self.waiting.append("started")
-
-    def ready(self):
-        assert self.arguments[:2] == ("-c", first_calls.CHILD)
-        self.waiting.append("ready")
-
-    def said(self, seconds=0):
-        self.waiting.append("said")
-        cache, bundle = self.variables["KSIEVE_CACHE_DIR"], self.variables["KSIEVE_BUNDLE"]
-        if "build" in self.arguments:
-            new = cache not in self.built
-            self.built.update((cache, self.arguments[self.arguments.index("--bundle") + 1]))
-            return {"kernels": [{}, {}], "compiled": 2 * new}
-        assert not list(Path(cache).glob("*")) if Path(cache).exists() else cache.endswith("built")
-        if json.loads(self.arguments[2])["adapter"] == "sglang.topk" and bundle:
-            raise BackendError("the process took more than 60 s")
-        compiled = int(cache not in self.built and bundle not in self.built)
-        return {"seconds": 5.0 if compiled else 0.01, "again_seconds": 1e-5, "compiled": compiled}
+def test_a_process_measures_its_first_call(capsys):
+    first_calls.child(json.dumps({"adapter": "sglang.topk", "rows": 2, "width": 4096, "k": 64, "dtype": "float32"}))
+    found = json.loads(capsys.readouterr().out)
+    assert found["seconds"] > 0 and found["again_seconds"] > 0 and found["compiled"] == 0
 
 
 @pytest.fixture
 def interpreters(monkeypatch):
-    for name, empty in (("built", set()), ("calls", []), ("waiting", [])):
-        monkeypatch.setattr(Fresh, name, empty)
-    monkeypatch.setattr(first_calls, "Fresh", Fresh)
+    """Stands in for interpreters, which know which caches and bundles hold kernels; yields what was asked of them."""
+    built, calls = set(), []
+
+    def fresh(*arguments, seconds, **variables):
+        calls.append((arguments, variables))
+        cache, bundle = variables["KSIEVE_CACHE_DIR"], variables["KSIEVE_BUNDLE"]
+        if "build" in arguments:
+            new = cache not in built
+            built.update((cache, arguments[arguments.index("--bundle") + 1]))
+            return {"kernels": [{}, {}], "compiled": 2 * new}
+        assert not list(Path(cache).glob("*")) if Path(cache).exists() else cache.endswith("built")
+        if json.loads(arguments[2])["adapter"] == "sglang.topk" and bundle:
+            raise BackendError("the process took more than 60 s")
+        compiled = int(cache not in built and bundle not in built)
+        return {"seconds": 5.0 if compiled else 0.01, "again_seconds": 1e-5, "compiled": compiled}
+
+    monkeypatch.setattr(first_calls, "fresh", fresh)
+    return calls
 
 
 def test_first_calls_and_their_page(host, interpreters, tmp_path):
@@ -208,22 +184,16 @@ def test_first_calls_and_their_page(host, interpreters, tmp_path):
     assert [(said["engine"], said["compiled"]) for said in found["builds"]] == [
         ("vllm", 2), ("sglang", 0), ("flashinfer", 0),
     ]  # fmt: skip
-    build = next(each.arguments for each in Fresh.calls if "build" in each.arguments)
+    build = next(arguments for arguments, _ in interpreters if "build" in arguments)
     assert build[:12] == (
         "-m", "ksieve", "build", "--for", "vllm", "--dtype", "float32", "--k", "2048", "--max-rows", "2048",
         "--max-width",
     ) and build[12:14] == ("131072", "--bundle")  # fmt: skip
-    caches = [each.variables["KSIEVE_CACHE_DIR"] for each in Fresh.calls]
+    caches = [variables["KSIEVE_CACHE_DIR"] for _, variables in interpreters]
     assert len({cache for cache in caches if not cache.endswith("built")}) == 2 * len(first_calls.FIRSTS)
     page = engine_pages.first_calls(tables.read(folder))
     assert "| `sglang.topk` | 16 x 131,072 | 5.000 (1) | 0.010 (0) | failed | 10 |" in page
     assert "`ksieve build --for vllm` up to 2,048 x 131,072: 2 kernels, 2 of them compiled, in 0 s on" in page
-
-
-def test_processes_get_ready_at_once_and_measure_alone(interpreters):
-    first_calls.run(first_calls.FIRSTS[:2])
-    started = ["started"] * 2 + ["ready"] * 2 + ["said"] * 2
-    assert Fresh.waiting == started + ["started", "said"] + [each for each in started for _ in range(2)]
 
 
 def test_first_calls_that_are_interrupted_keep_what_is_known(host, interpreters, monkeypatch, tmp_path):
@@ -239,26 +209,24 @@ def test_first_calls_that_are_interrupted_keep_what_is_known(host, interpreters,
 
 
 def test_a_build_that_fails_leaves_its_error(interpreters, monkeypatch):
-    def failed(self, seconds=0):
+    def failed(*_, **__):
         raise BackendError("the process failed: no compiler")
 
-    monkeypatch.setattr(Fresh, "said", failed)
+    monkeypatch.setattr(first_calls, "fresh", failed)
     found = first_calls.run(first_calls.FIRSTS[:1])
     assert found["calls"][0][first_calls.BUILT] == {"error": "the process failed: no compiler"}
     assert engine_pages.built(found["builds"][0]).endswith("up to 16 x 131,072: the process failed: no compiler")
 
 
 def test_a_process_says_what_it_found_or_why_not():
-    good = "import os, sys; print('ready', flush=True); sys.stdin.readline(); print(os.environ['A'])"
-    process = startup.Fresh("-c", good, A="[7]")
-    process.ready()
-    assert process.said() == [7]
-    failed = startup.Fresh("-c", "import sys; sys.exit('no such luck in /usr/lib/x.so')")
-    failed.ready()
-    assert first_calls._said(failed) == {"error": "the process failed: no such luck in x.so"}
-    for code, seconds, why in (("print('x')", 60, "printed no JSON"), ("import time; time.sleep(60)", 0.1, "0.1 s")):
+    assert startup.fresh("-c", "import os; print(os.environ['A'])", A="[7]") == [7]
+    for code, seconds, why in (
+        ("import sys; sys.exit('no such luck in /usr/lib/x.so')", 60, "process failed: no such luck in x.so"),
+        ("print('x')", 60, "printed no JSON"),
+        ("import time; time.sleep(60)", 0.1, "took more than 0.1 s"),
+    ):
         with pytest.raises(BackendError, match=why):
-            startup.Fresh("-c", code).said(seconds)
+            startup.fresh("-c", code, seconds=seconds)
 
 
 def test_pages_of_engines(bench, tmp_path):

@@ -19,7 +19,7 @@ import torch
 from bench_host import invoke
 from bench_host import payload as payload_of
 from ksieve import distributed
-from ksieve_lab.bench import rank_model, rank_rows, ranks
+from ksieve_lab.bench import rank_model, rank_rows, ranks, record
 from ksieve_lab.report import specs, tables
 
 
@@ -111,11 +111,11 @@ def test_more_gpus_are_predicted_from_fewer(tmp_path):
              "selectors": {"local": {"median_us": rows * width / world / 1000}, "gathered": {"added_us": added}}}
             for rows in (1, 64, 512, 8192) for width in (131_072, 1_048_576)
         ]  # fmt: skip
-        payload = ranks.record.payload("ranks", {"device": "cuda", "k": 2048}, {"world": world, "shapes": cases})
-        ranks.record.write_json(tmp_path / f"ranks-cuda-{world}.json", payload)
+        payload = record.payload("ranks", {"device": "cuda", "k": 2048}, {"world": world, "shapes": cases})
+        record.write_json(tmp_path / f"ranks-cuda-{world}.json", payload)
     done = invoke("ranks-predict", "--shapes", "8", "--out", tmp_path)
     assert done.exit_code == 0, done.output
-    payload = ranks.record.read_json(tmp_path / "predicted-ranks.json")
+    payload = record.read_json(tmp_path / "predicted-ranks.json")
     cases = payload["results"]["shapes"]
     assert [(case["rows"], case["width"]) for case in cases] == list(rank_model.SHAPES)
     for case in cases:

@@ -5,7 +5,6 @@ Scores, selections and verdicts are real, on the CPU; the clock of the GPU bench
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -271,18 +270,6 @@ def test_the_worst_case_is_found(host):
     some = [case(1, 0.5), case(2, 0.25), case(3, 0.1, exact=False), {"family": "x", "skipped": "y"}]
     found = gpu.found_worst(some, tables.find("worst").read())["worst"]
     assert found == {"descending": {"ksieve": {"ratio": 4.0, "rows": 2, "width": 8}}, "x": {}}
-
-
-def test_published_times_stand_apart(host, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "benchmarks").mkdir()
-    times = {"causal": {"64": {"8x4096": {"HPC-Ops": 3.25}, "9x9": {"HPC-Ops": 1.0}}}}
-    (tmp_path / "benchmarks" / "anchors-h200.json").write_text(json.dumps({"device": "H200", "times": times}))
-    done = invoke("gpu", "--shapes", "8x4096", "--k", 64)
-    assert done.exit_code == 0, done.output
-    table = done.output.split("Microseconds published, not measured here")[1]
-    assert "3.2" in table and "9 x 9" not in table
-    assert "HPC-Ops" not in invoke("gpu", "--shapes", "8x4096", "--k", 32).output
 
 
 # ---- shapes from outside the indexer ----------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from functools import partial
@@ -128,95 +127,6 @@ def test_random_faults_are_found_where_verify_finds_them(name):
         assert ours[:live] == host, [i for i in range(live) if ours[i] != host[i]]
         seen += sum(ours)
     assert seen >= ROWS // 2
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_each_fault_by_name(name):
-    batch, outputs = made(KINDS[name])
-    key = "raw_out" if "raw_out" in outputs else "out"
-    expand = batch.kind.asked.get("expand", 1)
-    size = expand if expand is not True else batch.kind.asked["block_size"]
-    full = [row for row in range(ROWS) if used_of(outputs, row) > 2 * size + 3]
-    row, faults = full[len(full) // 2], {}
-    used = used_of(outputs, row)
-
-    def fault(expected, of, change):
-        faulty = {name: array.clone() for name, array in outputs.items()}
-        change(faulty[of][row])
-        reasons = judged(batch, faulty)
-        faults[expected] = [reason for reason, found in reasons.items() if found[row]]
-        assert not any(v for i, v in enumerate(refuted(reasons)) if i != row)
-
-    def repeat(slots):
-        slots[size : 2 * size] = slots[:size].clone()
-
-    fault("position", key, lambda slots: slots[0].add_(1 << 28))
-    fault("twice", key, repeat)
-    fault("missing", key, lambda slots: slots[used - 1].fill_(-1))
-    if used < outputs[key].shape[1] and batch.call.get("fill") is not False:
-        fault("unused", key, lambda slots: slots[used].fill_(3))
-    if "counts_out" in outputs:
-        fault("count", "counts_out", lambda count: count.sub_(1))
-        fault("count, more", "counts_out", lambda count: count.add_(1))
-        fault("count, beyond", "counts_out", lambda count: count.fill_(outputs[key].shape[1] + 1))
-    if "values_out" in outputs:
-        fault("value", "values_out", lambda values: values[1].add_(1))
-        assert faults["value"] == ["value"]
-    if key == "raw_out":
-        fault("written", "out", lambda slots: slots[0].add_(1))
-        assert faults["written"] == ["written"]
-    assert all(faults.values()), faults
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_other_scores_have_other_best_entries(name):
-    batch, _ = made(KINDS[name], rows=12)
-    kind, best = batch.kind, -1.0 if batch.call.get("largest") is False else 1.0
-    call = {key: value for key, value in batch.call.items() if key not in ("starts", "ends", "k", "max_k", "tail")}
-    per = kind.asked.get("expand", 1) if kind.asked.get("block_size", 1) == 1 else 1
-    call |= {"lengths": torch.full((12 // kind.asked.get("next_n", 1),), kind.width)}
-    call |= {"tail": call["lengths"] * per} if "tail" in batch.call else {}
-    other = dataclasses.replace(
-        batch, scores=(best * torch.arange(kind.width * 1.0)).expand(12, -1).to(batch.scores.dtype), live=None,
-        call=call | {"k": kind.k},
-    )  # fmt: skip
-    if "k" in kind.arrays:
-        other.call |= {"k": torch.full((12,), kind.k, dtype=torch.int32), "max_k": kind.k}
-    if "starts" in kind.arrays:
-        other.call |= {"starts": torch.zeros(12, dtype=torch.int32)}
-    if "ends" in kind.arrays:
-        other.call["ends"] = other.call.pop("lengths")
-    if "long" not in kind.arrays:
-        other.call |= {
-            key: other.call[key].int() for key in ("lengths", "ends", "tail") if other.call.get(key) is not None
-        }
-    right, _ = block_rows.answer(other, block_rows.plan_of(other, "cpu"), api.topk)
-    assert not any(refuted(judged(other, right))), judged(other, right)
-    falling = dataclasses.replace(other, scores=other.scores.flip(1).contiguous())
-    reasons = judged(falling, right)
-    assert all(reasons["worse entry"].tolist()), "what was the best is the worst"
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, kind in KINDS.items() if "tie_break" in kind.asked or "deterministic" in kind.asked]
-)
-def test_a_tie_that_goes_the_wrong_way_is_found(name):
-    batch, _ = made(KINDS[name])
-    asked = batch.call
-    batch.scores.fill_(1)
-    other = {"low": "high", "high": "low"}[asked.get("tie_break", "low")]
-    batch.call = {key: value for key, value in asked.items() if key != "deterministic"} | {"tie_break": other}
-    if "deterministic" in asked:
-        batch.call["sorted"] = "index"
-    kind = dataclasses.replace(
-        batch.kind, asked={key: v for key, v in batch.kind.asked.items() if key != "deterministic"}
-        | {"tie_break": other} | ({"sorted": "index"} if "deterministic" in asked else {}),
-    )  # fmt: skip
-    batch.kind = kind
-    outputs, _ = block_rows.answer(batch, block_rows.plan_of(batch, "cpu"), api.topk)
-    assert not any(refuted(judged(batch, outputs)))
-    batch.call = asked
-    assert sum(judged(batch, outputs)["tie"].tolist()) > ROWS // 4
 
 
 @pytest.mark.parametrize(("name", "rows", "least"), [("Qwen3.8", 2048, 48), ("DeepSeek-V4.1, few rows", 16, 1)])

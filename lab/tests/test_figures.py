@@ -127,15 +127,3 @@ def test_no_words_of_a_figure_lie_on_others_or_outside(spec):
             assert apart, "words lie on each other"
     labels = [t for axes in shown for t in (*axes.get_xticklabels(), *axes.get_yticklabels())]
     assert min(t.get_fontsize() for t in (*texts, *labels)) >= 7.5
-
-
-def test_options_are_bars_of_time_over_the_plain_call():
-    payload = record.read_json(ROOT / "benchmarks" / "results" / "gpu-options-k2048.json")
-    (spec,) = specs.figures_of(payload)
-    figure = figures.render(spec)
-    names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    for axes, shape in zip(figure.axes, payload["results"]["shapes"], strict=True):
-        for bar, name in zip(axes.patches[: len(names)], names, strict=True):
-            facts = shape["selectors"].get(name)
-            expected = facts["median_us"] / shape["selectors"]["plain"]["median_us"] if facts else float("nan")
-            assert bar.get_width() == pytest.approx(expected, nan_ok=True)

@@ -30,7 +30,7 @@ from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune.timing import Contender
-from ksieve_lab.bench import aimed, record, startup
+from ksieve_lab.bench import aimed, startup
 from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.shape_lists import words
@@ -210,7 +210,7 @@ def _timed(contenders: Sequence[Contender], rounds: int) -> dict[str, Facts]:
         if timing.error:
             raise BackendError(f"{timing.name}: {timing.error}")
     medians, exact = {t.name: t.median / 1e6 for t in found}, {t.name: t.exact for t in found if t.exact is not None}
-    return {"median_seconds": medians, "spread": {t.name: record.spread(t.rounds) for t in found}, "exact": exact}
+    return {"median_seconds": medians, "spread": {t.name: t.facts()["spread"] for t in found}, "exact": exact}
 
 
 def _compare(load: Load, plan: Plan, rounds: int, seed: int) -> Iterator[Facts]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ from ksieve.core.errors import BackendError
 from ksieve.planning.tune import tasks
 from ksieve_lab.bench.engine_calls import CALLS, Inputs
 from ksieve_lab.bench.runner import Facts, Live, Progress, Settings
-from ksieve_lab.bench.startup import Fresh
+from ksieve_lab.bench.startup import fresh
 
 EMPTY, BUILT, BUNDLE = "empty cache", "after build", "bundle"
 
@@ -62,10 +63,10 @@ FIRSTS = (
 grows fast with rows: so that the builds take a minute of 16 processors, rows of a prefill are vLLM's alone."""
 
 
-def _said(process: Fresh, seconds: float = SECONDS) -> Facts:
+def _said(*arguments: str, **settings: Any) -> Facts:
     """What a process prints, or why it printed nothing."""
     try:
-        found: Facts = process.said(seconds)
+        found: Facts = fresh(*arguments, **settings)
     except BackendError as error:
         return {"error": str(error)}
     return found
@@ -98,9 +99,7 @@ def run(
     progress: Progress = lambda done, total: None,
     save: Callable[[Facts], object] = lambda found: None,
 ) -> Facts:
-    """Measure calls in fresh processes; the kernels are built in between, into a cache and into a bundle.
-
-    Several processes get ready at once and measure one after another, each alone.
+    """Measure calls in fresh processes, one at a time; the kernels are built in between, for a cache and a bundle.
 
     Returns
     -------
@@ -109,39 +108,29 @@ def run(
         is there, and the kernels compiled. ``builds``: seconds and kernels of each engine's build, which fills the
         cache and the bundle. A process that fails leaves its ``error``.
     """
-    total, done = 3 * len(firsts), 0
+    done = itertools.count(1)
     none = {state: {"error": "not measured"} for state in (EMPTY, BUILT, BUNDLE)}
     calls: dict[First, dict[str, Any]] = {first: asdict(first) | none for first in firsts}
     found: dict[str, Any] = {"calls": list(calls.values()), "builds": []}
-    save(found)
     with tempfile.TemporaryDirectory(prefix="ksieve-first-") as name:
-        cache = Path(name, "built")
 
-        def measure(*several: tuple[First, str, dict[str, str]]) -> None:
-            nonlocal done
-            processes = []
-            for first, _, variables in several:
-                # Each has an empty folder of its own: otherwise it would find kernels of the call before.
-                own = {"KSIEVE_CACHE_DIR": tempfile.mkdtemp(dir=name), "KSIEVE_BUNDLE": ""} | variables
-                processes.append(Fresh("-c", CHILD, json.dumps(asdict(first)), **own))
-            for process in processes:
-                process.ready()
-            for (first, state, _), process in zip(several, processes, strict=True):
-                calls[first][state] = _said(process)
-                done += 1
-                progress(done, total)
+        def measure(first: First, state: str, **variables: str) -> None:
+            # Each has an empty folder of its own: otherwise it would find kernels of the call before.
+            own = {"KSIEVE_CACHE_DIR": tempfile.mkdtemp(dir=name), "KSIEVE_BUNDLE": ""} | variables
+            calls[first][state] = _said("-c", CHILD, json.dumps(asdict(first)), seconds=SECONDS, **own)
+            progress(next(done), 3 * len(firsts))
             save(found)
 
-        measure(*((first, EMPTY, {}) for first in firsts))
+        for first in firsts:
+            measure(first, EMPTY)
+        cache = Path(name, "built")
         for engine in dict.fromkeys(first.engine for first in firsts):
             own, bundle = [first for first in firsts if first.engine == engine], str(Path(name, f"{engine}.zip"))
             # It finds kernels that are those of an engine before, too.
             found["builds"].append({"engine": engine} | _build(own, cache, bundle))
-            save(found)
-            measure(
-                *((first, BUILT, {"KSIEVE_CACHE_DIR": str(cache)}) for first in own),
-                *((first, BUNDLE, {"KSIEVE_BUNDLE": bundle}) for first in own),
-            )
+            for first in own:
+                measure(first, BUILT, KSIEVE_CACHE_DIR=str(cache))
+                measure(first, BUNDLE, KSIEVE_BUNDLE=bundle)
     return found
 
 
@@ -154,7 +143,7 @@ def _build(firsts: Sequence[First], cache: Path, bundle: str) -> dict[str, Any]:
         "--max-rows", str(rows), "--max-width", str(width), "--bundle", bundle, "--json",
     ]  # fmt: skip
     begin = time.perf_counter()
-    said = _said(Fresh(*arguments, KSIEVE_CACHE_DIR=str(cache), KSIEVE_BUNDLE=""), BUILD_SECONDS)
+    said = _said(*arguments, seconds=BUILD_SECONDS, KSIEVE_CACHE_DIR=str(cache), KSIEVE_BUNDLE="")
     facts = {"rows": rows, "width": width, "processors": len(os.sched_getaffinity(0))}
     if "error" in said:
         return facts | said
@@ -163,7 +152,7 @@ def _build(firsts: Sequence[First], cache: Path, bundle: str) -> dict[str, Any]:
 
 
 def child(text: str | None = None) -> None:
-    """Get ready, print a line, wait for one, measure one call in this process, and print it as JSON."""
+    """Measure one call in this process, and print it as JSON."""
     import importlib
 
     import torch
@@ -180,9 +169,6 @@ def child(text: str | None = None) -> None:
     synchronize()
     # The engine has imported the adapter long before its first request.
     function = getattr(importlib.import_module(f"ksieve.adapters.{first.engine}"), first.adapter.partition(".")[2])
-    print("ready", flush=True)
-    if not sys.stdin.readline():
-        return  # the process that asked is gone
     times = []
     for _ in range(2):
         begin = time.perf_counter()

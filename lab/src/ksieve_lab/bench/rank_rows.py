@@ -228,7 +228,7 @@ def _replayed(made: ShardPlan, count: int, seed: int) -> int:
     import torch
 
     kind, (rows, width, k) = made.device, REPLAYED.values()
-    generator = torch.Generator(kind).manual_seed(seed)  # the same rows on every rank
+    rng = np.random.default_rng(seed)  # the same rows on every rank
     columns = columns_of(made, kind)
     shard = torch.zeros(rows, made.width, device=kind)
     bound = torch.full((rows,), width, dtype=torch.int32, device=kind)
@@ -236,12 +236,13 @@ def _replayed(made: ShardPlan, count: int, seed: int) -> int:
     def call() -> Any:
         return topk(shard, global_lengths=bound, plan=made)
 
-    run = _graph_of(call) if kind == "cuda" else call
+    run = graph_of(call)[1] if kind == "cuda" else call
     failed = 0
     for begin in range(0, count, _JUDGED_AT_A_TIME):
         many = min(_JUDGED_AT_A_TIME, count - begin)
-        whole = torch.cat([_drawn_there(generator, kind, i, rows, width) for i in range(many)])
-        lengths = torch.randint(-1, width + 2, (many * rows,), generator=generator, device=kind).int()
+        drawn = [rows_of(rng, FAMILIES[i % len(FAMILIES)], rows, width) for i in range(many)]
+        whole = tensor(np.concatenate(drawn), "float32", kind)
+        lengths = torch.from_numpy(rng.integers(-1, width + 2, many * rows).astype(np.int32)).to(kind)
         indices = torch.full((many * rows, k), _UNWRITTEN, dtype=torch.int32, device=kind)
         counts = torch.full((many * rows,), -1, dtype=torch.int32, device=kind)
         found: Any = ()
@@ -257,8 +258,8 @@ def _replayed(made: ShardPlan, count: int, seed: int) -> int:
     return failed
 
 
-def _graph_of(call: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that replays a CUDA graph of a call, and returns the arrays that it writes."""
+def graph_of(call: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
+    """A CUDA graph of a call, and a function that replays it and returns the arrays that it writes."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -274,19 +275,4 @@ def _graph_of(call: Callable[[], Any]) -> Callable[[], Any]:
         graph.replay()
         return found
 
-    return replayed
-
-
-def _drawn_there(generator: Any, kind: str, number: int, rows: int, width: int) -> Any:
-    """Whole rows of one of `FAMILIES`, drawn on the device."""
-    import torch
-
-    family = FAMILIES[number % len(FAMILIES)]
-    x = torch.randn(rows, width, generator=generator, device=kind)
-    if family == "few values":
-        return (2 * x).round()
-    if family == "not finite":
-        wild = torch.tensor([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45], device=kind)
-        some = torch.randint(0, len(wild), x.shape, generator=generator, device=kind)
-        return torch.where(torch.rand(x.shape, generator=generator, device=kind) < 0.4, wild[some], x)
-    return x[:, :1].expand(rows, width) if family == "one value" else x
+    return graph, replayed

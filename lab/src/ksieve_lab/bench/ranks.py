@@ -22,8 +22,8 @@ from ksieve.core.problem import Device, Problem
 from ksieve.distributed import Contiguous, Interleaved, Pairs, ShardPlan, fused, plan, topk
 from ksieve.distributed.agreement import distributed, gather
 from ksieve.distributed.layouts import Layout
-from ksieve.planning.tune.timing import input_sets
-from ksieve_lab.bench import rank_rows, record, runner
+from ksieve.planning.tune.timing import Timing, input_sets
+from ksieve_lab.bench import rank_rows, runner
 from ksieve_lab.bench.runner import Facts, Live, Settings
 
 REPLAY_SHARE = 100
@@ -239,7 +239,8 @@ def _measure(plans: dict[str, ShardPlan], width: int, rounds: int, seed: int, sp
             if number >= _WARM_UPS:
                 times[name].append(us)
     for name, each in times.items():
-        found["selectors"][name] |= record.times(_slowest(each, world, kind))
+        facts = found["selectors"][name]
+        facts |= Timing(name, _slowest(each, world, kind), facts.get("exact")).facts()
     local_us = found["selectors"]["local"]["median_us"]
     for name in ("gathered", *plans):
         found["selectors"][name]["added_us"] = found["selectors"][name]["median_us"] - local_us
@@ -320,15 +321,11 @@ def _timer(call: Callable[[int], Any], sets: int, kind: str) -> Callable[[], flo
         return timed
     import torch
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+    def every() -> None:
         for number in range(sets):
             call(number)
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for number in range(sets):
-            call(number)
+
+    graph, _ = rank_rows.graph_of(every)
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     busy = torch.empty(_BUSY_BYTES, dtype=torch.uint8, device="cuda")
 

@@ -11,10 +11,9 @@ import os
 import platform
 import re
 import shlex
-import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -53,16 +52,6 @@ def payload(bench: str, settings: Mapping[str, Any], results: Any, *, gpu: bool 
         "settings": dict(settings),
         "results": results,
     }
-
-
-def times(rounds: Sequence[float]) -> dict[str, float]:
-    """Keep what a result file has of the microseconds of all rounds: median, least, and `spread`."""
-    return {"median_us": statistics.median(rounds), "min_us": min(rounds), "spread": spread(rounds)}
-
-
-def spread(rounds: Sequence[float]) -> float:
-    """Return the greatest over the least of the times of all rounds, minus one."""
-    return max(rounds) / min(rounds) - 1
 
 
 def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> Path:

@@ -137,7 +137,10 @@ class Bench:
             takes = f"{'some' if self.several else 'one'} of {', '.join(SCORE_DTYPES)}"
             raise ArgumentError("dtype", repr(taken["dtype"]), takes)
         if taken["scores"] is not None:
-            _checked("scores", self.source, taken["scores"])
+            try:
+                self.source(taken["scores"])
+            except ArgumentError as error:
+                raise ArgumentError("scores", error.got, error.takes) from None
         peers, variants = self.others(taken["peers"]) if taken["peers"] is not None else ([], [])
         torch_rounds = self.torch_rounds or int("torch.topk" in (peers or ()))
         listed = self.reader(taken["shapes"]) if taken["shapes"] is not None else Listed(())
@@ -157,23 +160,9 @@ class Bench:
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of one run.
+    """Options of one run, read: `peers` is None for all libraries, `variants` are further plans to time.
 
-    Attributes
-    ----------
-    bench : Bench
-    shapes : Listed
-    only : str
-    k : int
-    dtypes : tuple of str
-    scores : str
-    peers : list of str, optional
-        Names of other libraries; None means all that are installed.
-    variants : tuple of Variant
-        Further plans to time.
-    rounds, torch_rounds, seed : int
-    folder : Path
-        Where result files are.
+    `folder` is where result files are.
     """
 
     bench: Bench
@@ -253,14 +242,6 @@ class Settings:
             only="".join(f"-{part}" for part in words(self.only, ";")),
             world=os.environ.get("WORLD_SIZE", "1"), threads=cpu.thread_count(),
         )  # fmt: skip
-
-
-def _checked(name: str, check: Callable[[Any], object], value: Any) -> None:
-    """Check the value of an option; the error names the option."""
-    try:
-        check(value)
-    except ArgumentError as error:
-        raise ArgumentError(name, error.got, error.takes) from None
 
 
 def source_name(source: str) -> str:

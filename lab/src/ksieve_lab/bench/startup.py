@@ -66,13 +66,13 @@ print(worst)
 
 def import_seconds(repeats: int = 5) -> float:
     """Median seconds of ``import ksieve`` in a fresh interpreter."""
-    return float(statistics.median(Fresh("-c", _IMPORT).said() for _ in range(repeats)))
+    return float(statistics.median(fresh("-c", _IMPORT) for _ in range(repeats)))
 
 
 def first_call_seconds(repeats: int = 3) -> tuple[float, float]:
     """Seconds from before ``import ksieve`` to the first result: with nothing compiled yet, and from the disk cache."""
     with tempfile.TemporaryDirectory(prefix="ksieve-cache-") as cache:
-        compiling, *cached = (Fresh("-c", _FIRST_CALL, KSIEVE_CACHE_DIR=cache).said() for _ in range(1 + repeats))
+        compiling, *cached = (fresh("-c", _FIRST_CALL, KSIEVE_CACHE_DIR=cache) for _ in range(1 + repeats))
     return compiling, statistics.median(cached)
 
 
@@ -84,51 +84,30 @@ def extra_bytes(threads: int, k: int, producers: list[str]) -> int | None:
     if not sys.platform.startswith("linux"):
         return None
     arguments = ("-c", _MEMORY, str(threads), str(k), *producers)
-    return int(Fresh(*arguments, NUMBA_NUM_THREADS=str(threads)).said())
+    return int(fresh(*arguments, NUMBA_NUM_THREADS=str(threads)))
 
 
-class Fresh:
-    """A fresh interpreter, which prints JSON; it gets ready by itself, and goes on when `said` is called.
+def fresh(*arguments: str, seconds: float = LONGEST, **variables: str) -> Any:
+    """What a fresh interpreter prints, as JSON; `variables` are added to its environment.
 
-    Parameters
-    ----------
-    *arguments : str
-        Of the interpreter.
-    **variables : str
-        Added to the environment.
+    Raises
+    ------
+    BackendError
+        If it fails, takes longer, or prints no JSON; the text names no folders.
     """
-
-    def __init__(self, *arguments: str, **variables: str) -> None:
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            [sys.executable, *arguments], env=os.environ | variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-        )
-
-    def ready(self) -> None:
-        """Wait for the line that it prints when it is ready, or for its end."""
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
-
-    def said(self, seconds: float = LONGEST) -> Any:
-        """Let it go on, and return what it prints.
-
-        Raises
-        ------
-        BackendError
-            If it fails, takes longer, or prints no JSON; the text names no folders.
-        """
-        try:
-            out, err = self._process.communicate("go\n", timeout=seconds)
-            if self._process.returncode:
-                last = re.sub(r"\s+", " ", err.strip()[-3000:])  # a compiler's log follows its error
-                raise BackendError(without_folders(f"the process failed: {last}"))
-            return json.loads(out)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-            raise BackendError(f"the process took more than {seconds} s") from None
-        except ValueError as error:
-            raise BackendError(f"the process printed no JSON: {error}") from None
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments], env=os.environ | variables, capture_output=True, text=True, timeout=seconds,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            last = re.sub(r"\s+", " ", done.stderr.strip()[-3000:])  # a compiler's log follows its error
+            raise BackendError(without_folders(f"the process failed: {last}"))
+        return json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise BackendError(f"the process took more than {seconds} s") from None
+    except ValueError as error:
+        raise BackendError(f"the process printed no JSON: {error}") from None
 
 
 def without_folders(text: str) -> str:

@@ -162,26 +162,23 @@ class Gpu:
         """Copy a host matrix into rows as long as the benches'."""
         import torch
 
-        from ksieve.planning.tune.tasks import pitch_of
-
         host = torch.from_numpy(np.ascontiguousarray(matrix))
         host = host.view(torch.bfloat16) if host.dtype is torch.uint16 else host
         rows, width = host.shape
-        placed = torch.empty(rows, pitch_of(width, host.element_size()), dtype=host.dtype, device="cuda")[:, :width]
-        placed.copy_(host)
-        return placed
+        return self.blank(rows, width, host.dtype).copy_(host)
 
     def gather(self, matrix: Any, at: int, scores: Any, row: int) -> None:
         """Copy a row on the device."""
         matrix[at].copy_(scores[row])
 
-    def blank(self, rows: int, width: int) -> Any:
-        """Zeros in rows as long as the benches'."""
+    def blank(self, rows: int, width: int, dtype: Any = None) -> Any:
+        """Zeros in rows as long as the benches'; float32 unless said otherwise."""
         import torch
 
         from ksieve.planning.tune.tasks import pitch_of
 
-        return torch.zeros(rows, pitch_of(width, 4), device="cuda")[:, :width]
+        element = dtype or torch.float32
+        return torch.zeros(rows, pitch_of(width, element.itemsize), dtype=element, device="cuda")[:, :width]
 
     def lengths(self, values: NDArray[np.int32]) -> Any:
         """Copy lengths to the device."""

@@ -7,8 +7,9 @@ adjacent scores, exact boundary), which has no rescue and needs none for its wor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,47 +75,36 @@ def choices_of(parts: Iterable[str]) -> dict[str, Choice]:
 
 @dataclass
 class Tally:
-    """Times, verdicts and routes of a variant over the calls of a step so far."""
+    """Clock readings and statistics of a variant, call by call."""
 
-    microseconds: float = 0.0
-    exact: bool = True
-    error: str | None = None
-    rows: int = 0
-    primary_missed: int = 0
-    recovered: int = 0
-    admitted: int = 0
-    scans: int = 0
+    times: list[dict[str, Any]] = field(default_factory=list)
+    stats: list[Stats] = field(default_factory=list)
 
-    def add_time(self, facts: dict[str, Any]) -> None:
-        """Count one call's clock reading and verdict."""
-        self.microseconds += facts.get("median_us", 0.0)
-        self.exact &= facts.get("exact") is True
-        self.error = self.error or facts.get("error") or facts.get("unsupported")
-
-    def add_stats(self, stats: Stats) -> None:
-        """Count one call's routes; rows that were not sampled have no boundary to miss."""
-        route = stats.route
-        self.rows += int(np.isin(route, SAMPLED).sum())
-        self.primary_missed += int(np.isin(route, SAMPLED[1:]).sum())
-        self.recovered += int(np.isin(route, SAMPLED[2:]).sum())
-        self.admitted += int(stats.admitted0[np.isin(route, SAMPLED)].astype(np.int64).sum())
-        self.scans += int(stats.scans.astype(np.int64).sum())
+    @property
+    def error(self) -> str | None:
+        """Why the first call that failed did."""
+        return next(filter(None, (facts.get("error") or facts.get("unsupported") for facts in self.times)), None)
 
     def facts(self, calls: int, floor_us: float) -> dict[str, Any]:
-        """For a result file; no latency of a variant that failed or was inexact anywhere."""
-        rows = max(self.rows, 1)
-        good = self.exact and self.error is None and self.microseconds > 0
+        """For a result file; no latency of a variant that failed or was inexact anywhere.
+
+        Rates are over sampled rows: others have no boundary to miss.
+        """
+        spent = math.fsum(facts.get("median_us", 0.0) for facts in self.times)
+        exact = all(facts.get("exact") is True for facts in self.times)
+        good = exact and self.error is None and spent > 0
+        route = np.concatenate([stats.route for stats in self.stats] or [np.zeros(0, int)])
+        admitted = np.concatenate([stats.admitted0 for stats in self.stats] or [np.zeros(0, int)])
+        sampled = np.isin(route, SAMPLED)
+        rows = int(sampled.sum())
+        missed, recovered = (float(100 * np.isin(route[sampled], SAMPLED[first:]).mean()) if rows else None
+                             for first in (1, 2))  # fmt: skip
         return {
-            "exact": self.exact,
-            "error": self.error,
-            "step_ms": self.microseconds / 1e3 if good else None,
-            "of_floor": floor_us / self.microseconds if good else None,
-            "sampled_rows": self.rows,
-            "primary_missed_percent": 100 * self.primary_missed / rows if self.rows else None,
-            "recovery_percent": 100 * self.recovered / rows if self.rows else None,
-            "admitted_mean": self.admitted / rows if self.rows else None,
+            "exact": exact, "error": self.error, "step_ms": spent / 1e3 if good else None,
+            "of_floor": floor_us / spent if good else None, "sampled_rows": rows, "primary_missed_percent": missed,
+            "recovery_percent": recovered, "admitted_mean": float(admitted[sampled].mean()) if rows else None,
             "calls": calls,
-        }
+        }  # fmt: skip
 
 
 def run_step(
@@ -146,10 +136,10 @@ def run_step(
         timed = machine.time(scores, lengths, k, choices, rounds, peers)
         floor_us += timed["floor_us"]
         for name, facts in timed["selectors"].items():
-            (tallies[name] if name in tallies else others.setdefault(name, Tally())).add_time(facts)
+            (tallies[name] if name in tallies else others.setdefault(name, Tally())).times.append(facts)
         for name, choice in choices.items():
             if tallies[name].error is None:
-                tallies[name].add_stats(machine.stats(scores, lengths, k, choice))
+                tallies[name].stats.append(machine.stats(scores, lengths, k, choice))
         if wave is not None:
             wave.collect(scores, lengths, call.lengths(), k, choices)
         del scores
