@@ -89,7 +89,7 @@ def test_a_wrong_answer_of_the_engine_is_no_comparison(bench, tmp_path, monkeypa
 
 def test_errors_in_result_files_have_no_folders(bench, tmp_path, monkeypatch):
     where = "no /usr/local/bin/nvcc in '/root/.cache/a b/x.cu', 1/2 of it\nmore"
-    assert engine_switch.line(OSError(where)) == "OSError: no nvcc in 'a b/x.cu', 1/2 of it"
+    assert engine_calls.line(OSError(where)) == "OSError: no nvcc in 'a b/x.cu', 1/2 of it"
 
     def fail(*_, **__):
         raise RuntimeError(where)

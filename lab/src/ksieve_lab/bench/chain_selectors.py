@@ -11,6 +11,7 @@ from ksieve import api
 from ksieve.planning.tune import tasks
 from ksieve.planning.tune.timing import Contender
 from ksieve_lab.bench import peers
+from ksieve_lab.bench.engine_calls import UnsupportedError
 from ksieve_lab.chain import producers, ways
 from ksieve_lab.chain.producers import Factors, Produce
 
@@ -79,7 +80,7 @@ def selectors(stages: Sequence[Stage], k: int, others: Sequence[str] | None) -> 
         try:
             parts = [peers.contender(peer, own, tasks.Task([s.scores], s.lengths, k)) for s in stages]
             found.append(Selector(peer.name, parts, masked=peer.call.whole))
-        except peers.UnsupportedError as error:
+        except UnsupportedError as error:
             skipped[peer.name] = str(error)
     return found, skipped
 

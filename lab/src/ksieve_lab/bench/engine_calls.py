@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ksieve.adapters._operators import Operator
-from ksieve.core.errors import ArgumentError
+from ksieve.core.errors import ArgumentError, KsieveError
+from ksieve.planning.tune import timing
 from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 from ksieve.planning.tune.timing import Contender
+from ksieve_lab.bench.startup import without_folders
 
 PAGE = 64
 """Positions of a page, as SGLang serves DeepSeek models."""
@@ -209,6 +211,31 @@ NOT_TIMED = {
     "flashinfer.msa_topk_select": "it selects a few blocks of each head, with scores of another layout",
 }
 """Why operators have no call here."""
+
+
+class UnsupportedError(KsieveError):
+    """A library, or one that is there, cannot do what is asked; the message says why."""
+
+
+def own_of(operator: Operator) -> Any:
+    """What a library has under an operator's name; `UnsupportedError` where there is none."""
+    from ksieve.adapters import _signatures
+
+    try:
+        importlib.import_module(operator.source)
+        if (found := _signatures.own(operator)) is not None:
+            return found
+        reason = f"this version of {operator.source} has no {operator.attribute}"
+    except ModuleNotFoundError as error:
+        reason = f"no module {error.name}"
+    except Exception as error:  # a library that is there may fail in any way while it loads
+        reason = f"{operator.source}: {line(error)}"
+    raise UnsupportedError(reason)
+
+
+def line(error: Exception) -> str:
+    """An error on one line, without folders."""
+    return without_folders(timing.line(error))
 
 
 def planned(operator: Operator, made: Inputs) -> Inputs:

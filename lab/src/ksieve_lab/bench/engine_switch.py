@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve_lab.bench.engine_calls import CALLS, NOT_TIMED, Call
+from ksieve_lab.bench.engine_calls import CALLS, NOT_TIMED, Call, UnsupportedError, own_of
 from ksieve_lab.bench.shape_lists import words
-from ksieve_lab.bench.startup import without_folders
 
 ENGINES = ("vllm", "sglang", "flashinfer", "tensorrt_llm")
 
@@ -87,10 +85,12 @@ def installed(
     for operator in (operator for engine in engines for operator in OPERATORS[engine]):
         if operator.name not in names or operator.name in own or operator.name in absent:
             continue
-        if (reason := NOT_TIMED.get(operator.adapter) or _import(operator)) is not None:
-            absent[operator.name] = reason
-        else:
-            own[operator.name] = _signatures.own(operator)
+        try:
+            if (reason := NOT_TIMED.get(operator.adapter)) is not None:
+                raise UnsupportedError(reason)
+            own[operator.name] = own_of(operator)
+        except UnsupportedError as error:
+            absent[operator.name] = str(error)
     found: dict[str, Replaced] = {}
     switched: list[str] = []
     try:
@@ -117,21 +117,3 @@ def installed(
     finally:
         for engine in switched:
             _switch.Engine(engine).uninstall()
-
-
-def _import(operator: Any) -> str | None:
-    """Import the module that brings an operator; why there is none."""
-    from ksieve.adapters import _signatures
-
-    try:
-        importlib.import_module(operator.source)
-        return None if _signatures.own(operator) is not None else f"this version of {operator.source} has none"
-    except ModuleNotFoundError as error:
-        return f"no module {error.name}"
-    except Exception as error:  # an engine that is there may fail in any way while it loads
-        return f"{operator.source}: {line(error)}"
-
-
-def line(error: BaseException) -> str:
-    """Kind of an error and the first line of its text."""
-    return without_folders(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")

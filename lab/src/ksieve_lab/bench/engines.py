@@ -23,8 +23,8 @@ from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import laws, tasks, timing
 from ksieve_lab.bench import engine_switch, runner, scores
-from ksieve_lab.bench.engine_calls import Inputs, contender_of, planned
-from ksieve_lab.bench.engine_switch import Replaced, line
+from ksieve_lab.bench.engine_calls import Inputs, contender_of, line, planned
+from ksieve_lab.bench.engine_switch import Replaced
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.startup import without_folders
 

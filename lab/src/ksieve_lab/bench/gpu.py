@@ -21,6 +21,7 @@ from ksieve.planning.tune.timing import Contender, Timing
 from ksieve.planning.tune.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard
 from ksieve_lab.bench import floor, peers, runner, scores
+from ksieve_lab.bench.engine_calls import UnsupportedError
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.traces.serving import invocations
 
@@ -190,7 +191,7 @@ def measure_task(
             continue
         try:
             contenders.append(peers.contender(peer, own, task, torch_rounds if slow else None))
-        except peers.UnsupportedError as error:
+        except UnsupportedError as error:
             refused[peer.name] = str(error)
     read_bytes = tasks.valid_scores(task.lengths, task.width) * task.matrices[0].element_size()
     facts, selectors = timed(reads, contenders, len(task.matrices), read_bytes, rounds=rounds)

@@ -6,7 +6,6 @@ prepare (outputs, page tables, workspaces, SGLang's plan) is not timed. Every an
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,17 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ksieve.adapters._operators import OPERATORS, Operator
-from ksieve.core.errors import ArgumentError, KsieveError
+from ksieve.core.errors import ArgumentError
 from ksieve.planning.tune.tasks import Task
 from ksieve.planning.tune.timing import Contender
-from ksieve_lab.bench.engine_calls import CALLS, Call, Inputs, contender_of, planned
+from ksieve_lab.bench.engine_calls import CALLS, Call, Inputs, UnsupportedError, contender_of, line, own_of, planned
 
 Own = tuple[Operator, Callable[..., Any]]
 """An operator that is there, and the library's function."""
-
-
-class UnsupportedError(KsieveError):
-    """A library that is there cannot do this case; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +32,6 @@ class Peer:
         Name in tables.
     adapter : str
         Of the operators, the first of which that is there is called.
-    distribution : str
-        Package whose version explains a number.
     refuses : callable
         Why it cannot do a task, beyond what its call says; None if it can.
     more : mapping
@@ -49,7 +42,6 @@ class Peer:
 
     name: str
     adapter: str
-    distribution: str
     refuses: Callable[[Task], str | None] = lambda task: None
     more: Mapping[str, Any] = field(default_factory=dict)
     algorithm: str = ""
@@ -60,31 +52,15 @@ class Peer:
         return TORCH_CALL if self.adapter == TORCH.adapter else CALLS[self.adapter]
 
     def load(self) -> Own:
-        """Import the library.
-
-        Raises
-        ------
-        UnsupportedError
-            If it is not installed, or fails to load here.
-        """
-        from ksieve.adapters import _signatures
-
-        reasons, missing = [], True
+        """Import the library; `UnsupportedError` if none of the operators is here."""
+        reasons = []
         every = (TORCH, *(operator for operators in OPERATORS.values() for operator in operators))
         for operator in dict.fromkeys(each for each in every if each.adapter == self.adapter):
             try:
-                importlib.import_module(operator.source)
-                if (found := _signatures.own(operator)) is not None:
-                    return operator, found
-                missing = False
-                reasons.append(f"this version of {self.distribution} has no {operator.attribute}")
-            except ModuleNotFoundError as error:
-                missing &= error.name == operator.source.partition(".")[0]
-                reasons.append(f"{error}")
-            except Exception as error:  # a library that is there may fail in any way while it loads
-                missing = False
-                reasons.append(f"{operator.source} fails to load ({type(error).__name__}: {_line(error)})")
-        raise UnsupportedError(f"{self.distribution} is not installed" if missing else "; ".join(reasons))
+                return operator, own_of(operator)
+            except UnsupportedError as error:
+                reasons.append(str(error))
+        raise UnsupportedError("; ".join(dict.fromkeys(reasons)))
 
 
 def contender(peer: Peer, own: Own, task: Task, rounds: int | None = None) -> Contender:
@@ -108,7 +84,7 @@ def contender(peer: Peer, own: Own, task: Task, rounds: int | None = None) -> Co
         inputs = [planned(operator, Inputs(matrix, task.lengths, task.k)) for matrix in task.matrices]
         return replace(contender_of(peer.name, operator, call, run, inputs), rounds=rounds)
     except Exception as error:  # another version of the library may have other names and arguments
-        raise UnsupportedError(f"{type(error).__name__}: {_line(error)}") from error
+        raise UnsupportedError(line(error)) from error
 
 
 def available(names: Iterable[str] | None = None) -> tuple[list[tuple[Peer, Own]], dict[str, str]]:
@@ -152,10 +128,6 @@ def check_names(names: Sequence[str] | None) -> None:
 
 def _asked(peer: Peer, names: Sequence[str]) -> bool:
     return any(peer.name == name or peer.name.startswith((f"{name} ", f"{name}.")) for name in names)
-
-
-def _line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else ""
 
 
 @contextmanager
@@ -221,17 +193,17 @@ TORCH_CALL = Call(
 )  # fmt: skip
 _RAGGED, _NO_ABORT = "flashinfer.top_k_ragged_transform", {"abort_when_nan_found": False}
 PEERS: tuple[Peer, ...] = (
-    Peer("torch.topk", TORCH.adapter, "torch", _wide),
-    Peer("flashinfer radix", _RAGGED, "flashinfer-python", _contiguous, algorithm="default"),
-    Peer("flashinfer cub", _RAGGED, "flashinfer-python", _cub, algorithm="cub"),
-    Peer("flashinfer clusters", _RAGGED, "flashinfer-python", _clusters, algorithm="clusters"),
-    Peer("sglang paged", "sglang.topk_transform_paged_v2", "sglang", _three_ks),
-    Peer("sglang ragged", "sglang.topk_transform_ragged_v2", "sglang", _three_ks),
+    Peer("torch.topk", TORCH.adapter, _wide),
+    Peer("flashinfer radix", _RAGGED, _contiguous, algorithm="default"),
+    Peer("flashinfer cub", _RAGGED, _cub, algorithm="cub"),
+    Peer("flashinfer clusters", _RAGGED, _clusters, algorithm="clusters"),
+    Peer("sglang paged", "sglang.topk_transform_paged_v2", _three_ks),
+    Peer("sglang ragged", "sglang.topk_transform_ragged_v2", _three_ks),
     # Without it, a NaN would take the device down, and every other contender with it.
-    Peer("deepselect", "sglang.topk", "sglang", _deepselect, _NO_ABORT),
-    Peer("vllm prefill", "vllm.top_k_per_row_prefill", "vllm"),
-    Peer("vllm decode", "vllm.top_k_per_row_decode", "vllm"),
-    Peer("vllm persistent", "vllm.persistent_topk", "vllm"),
-    Peer("vllm cooperative", "vllm.cooperative_topk", "vllm", _cooperative),
+    Peer("deepselect", "sglang.topk", _deepselect, _NO_ABORT),
+    Peer("vllm prefill", "vllm.top_k_per_row_prefill"),
+    Peer("vllm decode", "vllm.top_k_per_row_decode"),
+    Peer("vllm persistent", "vllm.persistent_topk"),
+    Peer("vllm cooperative", "vllm.cooperative_topk", _cooperative),
 )
 """Every peer, in the order that tables list them."""

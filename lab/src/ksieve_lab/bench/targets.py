@@ -88,10 +88,6 @@ class Cpu:
         """Host matrices stay where they are."""
         return matrix
 
-    def gather(self, matrix: Any, at: int, scores: Any, row: int) -> None:
-        """Copy a row."""
-        matrix[at] = scores[row]
-
     def blank(self, rows: int, width: int) -> Any:
         """Zeros."""
         return np.zeros((rows, width), np.float32)
@@ -167,10 +163,6 @@ class Gpu:
         rows, width = host.shape
         return self.blank(rows, width, host.dtype).copy_(host)
 
-    def gather(self, matrix: Any, at: int, scores: Any, row: int) -> None:
-        """Copy a row on the device."""
-        matrix[at].copy_(scores[row])
-
     def blank(self, rows: int, width: int, dtype: Any = None) -> Any:
         """Zeros in rows as long as the benches'; float32 unless said otherwise."""
         import torch
@@ -189,21 +181,11 @@ class Gpu:
 
 def _copies(scores: Any) -> list[Any]:
     """The matrix, and as many copies of it as a graph should rotate through."""
-    import torch
-
-    from ksieve.planning.tune import timing
-    from ksieve.planning.tune.tasks import MEMORY
+    from ksieve.planning.tune import tasks
 
     rows, width = scores.shape
-    size = rows * scores.stride(0) * scores.element_size()
-    free = int(torch.cuda.mem_get_info()[0] * MEMORY)
-    sets = timing.input_sets(size, torch.cuda.get_device_properties().L2_cache_size, free)
-    copies = [
-        torch.empty(rows, scores.stride(0), dtype=scores.dtype, device="cuda")[:, :width] for _ in range(sets - 1)
-    ]
-    for copy in copies:
-        copy.copy_(scores)
-    return [scores, *copies]
+    copies = tasks.allocate(rows, width, str(scores.dtype).removeprefix("torch."))
+    return [scores] if isinstance(copies, str) else [scores, *(copy.copy_(scores) for copy in copies[1:])]
 
 
 Machine = Cpu | Gpu

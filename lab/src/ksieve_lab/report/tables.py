@@ -200,10 +200,6 @@ def command(file: File) -> str:
     words = shlex.split(file.payload["environment"]["command"])[1:]
     if "--out" in words:
         words[words.index("--out") + 1] = file.folder
-    if "--peers" in words:  # names have spaces, which older files do not quote
-        begin = words.index("--peers") + 1
-        end = next((i for i in range(begin, len(words)) if words[i].startswith("--")), len(words))
-        words[begin:end] = [" ".join(words[begin:end])]
     return shlex.join(["ksieve", *words])
 
 

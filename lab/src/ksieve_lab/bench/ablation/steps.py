@@ -180,7 +180,7 @@ class _Wave:
             if free:
                 if self._matrix is None:
                     self._matrix = self._machine.blank(WAVE, self._width)
-                self._machine.gather(self._matrix, free[0], scores, int(row))
+                self._matrix[free[0]] = scores[int(row)]
                 self._valid[free[0]] = valid[row]
 
     def measure(self, k: int, rounds: int) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ TARGET_MEAN, TARGET_LEAST = 0.92, 0.82
 TARGET_TRACE, WORST_TARGET = 0.90, 2.5
 
 MOST_CURVES = 5
-"""Curves of a panel: the plain read, ksieve, the paper's kernels and the fastest others; files have all selectors."""
+"""Curves of a panel: the plain read, ksieve and the fastest others; files have all selectors."""
 
 MOST_PANELS = 8
 """Panels of a figure of many widths: the narrowest, the widest, and widths between them."""
@@ -133,12 +133,11 @@ TIMES = matrix(
 
 
 def _selectors(found: Sequence[Shape]) -> list[str]:
-    """The floor, our own, the paper's, then those that are fastest on average: `MOST_CURVES` at most."""
+    """The floor, our own, then those that are fastest on average: `MOST_CURVES` at most."""
     others = dict.fromkeys(n for shape in found for n in shape.get("selectors", {}) if n != OWN)
     ratios = {n: [r for s in found if math.isfinite(r := microseconds(s, n) / s["floor_us"])] for n in others}
     # One that answers few of the shapes comes after those that answer most.
-    order = {n: (not n.startswith("hpc-ops"), 2 * len(r) < len(found), geometric_mean(r))
-             for n, r in ratios.items() if r}  # fmt: skip
+    order = {n: (2 * len(r) < len(found), geometric_mean(r)) for n, r in ratios.items() if r}
     return [FLOOR, OWN, *sorted(order, key=lambda n: order[n])][:MOST_CURVES]
 
 
