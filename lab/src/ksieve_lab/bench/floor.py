@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -83,53 +84,35 @@ def available(device: DeviceInfo) -> list[ReadKernel]:
     return [k for k in KERNELS if k.mode != BULK or device.capability >= (9, 0)]
 
 
+_PARAMS = struct.Struct("=QQQqqii")
+"""Addresses of scores, lengths and a sink; pitch in bytes, width, bytes of a score, rows."""
+
+
 class Reader:
     """A read kernel ready to be launched on a matrix, on the current stream."""
 
     def __init__(self, kernel: ReadKernel, scores: Any, lengths: Any, device: DeviceInfo) -> None:
-        import ctypes
-
         rows, width = scores.shape
         pitch = scores.stride(0) * scores.element_size()
         if scores.data_ptr() % 16 or (pitch % 16 and rows > 1):
             got = f"address 0x{scores.data_ptr():x} and a pitch of {pitch} bytes"
             raise ArgumentError("scores", got, "rows that start at multiples of 16 bytes")
-        self._driver = driver = cuda_driver.get()
-        index = scores.device.index
-        spec = kernel.spec(device)
-        self._context = driver.context(index)
-        with driver.activated(self._context):
-            self._function = launch.function_of(spec, index, driver, _stream(), sources())
+        driver, spec, index = cuda_driver.get(), kernel.spec(device), scores.device.index
+        with driver.activated(driver.context(index)):  # compiled from sources of its own, then found by its name
+            launch.function_of(spec, index, driver, _stream(), sources())
+        self._kernel = launch.kernel_of(spec, index, kernel.threads, _PARAMS.size, _stream())
         chunks = rows * -(-width * scores.element_size() // kernel.chunk)
-        blocks = rows if kernel.mode == PER_ROW else min(chunks, device.sm_count * kernel.ctas_per_sm)
-        self._config = (blocks, kernel.threads, spec.shared_bytes)
-        self._sink = scores.new_zeros(1)
-        self._alive = (scores, lengths)
-
-        class Params(ctypes.Structure):
-            _fields_ = (
-                ("scores", ctypes.c_uint64), ("lengths", ctypes.c_uint64), ("sink", ctypes.c_uint64),
-                ("pitch", ctypes.c_int64), ("width", ctypes.c_int64),
-                ("item", ctypes.c_int32), ("rows", ctypes.c_int32),
-            )  # fmt: skip
-
-        self._params = Params(
-            scores.data_ptr(), lengths.data_ptr() if lengths is not None else 0, self._sink.data_ptr(),
-            pitch, width, scores.element_size(), rows,
+        self._blocks = rows if kernel.mode == PER_ROW else min(chunks, device.sm_count * kernel.ctas_per_sm)
+        sink = scores.new_zeros(1)
+        self._alive = (scores, lengths, sink)
+        self._params = (
+            scores.data_ptr(), lengths.data_ptr() if lengths is not None else 0, sink.data_ptr(), pitch, width,
+            scores.element_size(), rows,
         )  # fmt: skip
-        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._params))
-        self._arguments_at = ctypes.addressof(self._arguments)
 
     def __call__(self) -> None:
         """Enqueue the read."""
-        from cuda.bindings import driver as api
-
-        blocks, threads, shared = self._config
-        with self._driver.activated(self._context):
-            (code,) = api.cuLaunchKernel(
-                self._function, blocks, 1, 1, threads, 1, 1, shared, api.CUstream(_stream()), self._arguments_at, 0
-            )
-        self._driver.check(code, "launching a plain read")
+        self._kernel.run(_PARAMS, self._params, self._blocks, _stream())
 
 
 def _read(readers: list[Reader], i: int) -> None:
