@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,54 +78,29 @@ class Capture:
         self.lengths: NDArray[np.int32] = self._read_lengths()
 
     def rows_block(self, begin: int, end: int) -> Array:
-        """Read or compute the scores of rows `begin` to `end`.
-
-        Parameters
-        ----------
-        begin, end : int
-            ``0 <= begin <= end <= rows``.
+        """Read or compute the scores of rows `begin` to `end`, as a slice does.
 
         Returns
         -------
-        ndarray, shape (end - begin, width)
+        ndarray, shape (rows of the slice, width)
             A new, writable, contiguous array of `dtype`; uint16 bits for bfloat16. The valid lengths are
             ``lengths[begin:end]``; scores past them are stored padding, or evaluated by the formula. The bits of a row
             do not depend on the block in which it is read.
 
         Raises
         ------
-        ArgumentError
-            If ``0 <= begin <= end <= rows`` does not hold.
         FileFormatError
             If the file was cut short after it was opened.
         """
         return self.tile(begin, end, 0, self.width)
 
     def tile(self, begin: int, end: int, first: int, last: int) -> Array:
-        """Read or compute columns `first` to `last` of rows `begin` to `end`; otherwise as `rows_block`.
-
-        Parameters
-        ----------
-        begin, end : int
-            ``0 <= begin <= end <= rows``.
-        first, last : int
-            ``0 <= first <= last <= width``.
-        """
-        _check_span("begin, end", begin, end, self.rows)
-        _check_span("first, last", first, last, self.width)
+        """Read or compute columns `first` to `last` of rows `begin` to `end`; otherwise as `rows_block`."""
+        first, last, _ = slice(first, last).indices(self.width)
         return self._read(slice(begin, end), first, last)
 
     def rows_at(self, rows: Sequence[int]) -> Array:
-        """Read or compute the scores of any rows, in the order given; otherwise as `rows_block`.
-
-        Parameters
-        ----------
-        rows : sequence of int
-            Each from 0 to ``self.rows - 1``.
-        """
-        for row in rows:
-            if not problem.is_int(row) or not 0 <= row < self.rows:
-                raise ArgumentError("rows", shown(row), f"row numbers from 0 to {self.rows - 1}")
+        """Read or compute the scores of any rows, in the order given; otherwise as `rows_block`."""
         return self._read(np.array(rows, np.intp), 0, self.width)
 
     def iter_blocks(self, max_bytes: int = BLOCK_BYTES, *, progress: Progress | None = None) -> Iterator[Block]:
@@ -296,14 +271,6 @@ def open_capture(path: str | os.PathLike[str]) -> Capture:
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError("path", shown(path), "the path of a capture (.safetensors)")
     return Capture(path)
-
-
-def _check_span(names: str, begin: Any, end: Any, most: int) -> None:
-    """Check the ends of a range of rows or columns; `names` are those of both arguments."""
-    whole = problem.is_int(begin) and problem.is_int(end)
-    if not whole or not 0 <= begin <= end <= most:
-        takes = f"{'' if whole else 'ints with '}0 <= {names.replace(', ', ' <= ')} <= {most}"
-        raise ArgumentError(names, f"{shown(begin)}, {shown(end)}", takes)
 
 
 def rows_per_block(width: int, dtype: str, max_bytes: int) -> int:

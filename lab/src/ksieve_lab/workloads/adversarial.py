@@ -130,13 +130,7 @@ def _locked(
         return out
 
     make.__name__ = name
-    make.__doc__ = f"""{meaning}
-
-    Parameters
-    ----------
-    policy : SamplingPolicy or str, optional
-        Default: the planner's policy for rows of this width, which gives the worst case.
-    """
+    make.__doc__ = f"{meaning}\n\nDefault: the planner's policy for rows of this width, which gives the worst case."
     return make
 
 

@@ -31,12 +31,8 @@ def _endpoint_structured(
     ``Exp(1) + log density(position)``: with an exponential tail, a share of the top k in a region is its share of
     the density for any k up to about an eighth of the width.
 
-    Parameters
-    ----------
-    share : (float, float)
-        Range of the rows' expected share; the realised one scatters by about 0.01 at k = 2048.
-    reach : float
-        Decay length of the two ends, in units of the width.
+    `share`: range of the rows' expected share; the realised one scatters by about 0.01 at k = 2048. `reach`: decay
+    length of the two ends, in units of the width.
     """
     if width < 10:  # too narrow for deciles
         return rng.standard_exponential(width)
@@ -63,14 +59,8 @@ def _smooth_structured(
     is what the paper measures on its captures; independent scores of the same density show no such gain. A view of
     whole lines loses by the same clumps: it sees them wholly or not at all.
 
-    Parameters
-    ----------
-    reach : int
-        Positions over which likeness decays by 1/e, at least 1.
-    alike : float
-        Share of the variance that neighbours have in common, 0 to 1.
-    lift : float
-        Height of the ends.
+    `reach`: positions over which likeness decays by 1/e, at least 1. `alike`: share of the variance that neighbours
+    have in common, 0 to 1. `lift`: height of the ends.
     """
     if reach < 1 or not 0 <= alike <= 1:
         raise ArgumentError("reach, alike", f"{reach}, {alike}", "a reach of at least 1 and a share from 0 to 1")
@@ -90,10 +80,7 @@ def _smooth_structured(
 def _relu_plateau(rng: np.random.Generator, width: int, row: int, k: int, *, positive: float = 0.5) -> F32:
     """ReLU scores: `positive` * k scores above zero, all others exactly 0, so rank k lies among the zeros.
 
-    Parameters
-    ----------
-    positive : float
-        Positive scores in units of k. From 1 on, the boundary lies above the plateau.
+    With `positive` from 1 on, the boundary lies above the plateau.
     """
     scores = rng.standard_normal(width, dtype=np.float32)
     count = min(int(positive * k), width)
@@ -116,12 +103,7 @@ def _v41_blocks(
 
     Normal scores, of whose variance `alike` is that of their block, raised at both ends as in `smooth_structured`.
 
-    Parameters
-    ----------
-    block : int
-        Adjacent scores that are alike.
-    alike : float
-        Share of the variance that they have in common, 0 to 1.
+    `block`: adjacent scores that are alike. `alike`: share of the variance that they have in common, 0 to 1.
     """
     shared, own = _of_blocks(rng.standard_normal, width, block), rng.standard_normal(width)
     raised = 0.55 * np.log1p(10 * _ends(width))
@@ -133,11 +115,6 @@ def _glm_pools(rng: np.random.Generator, width: int, row: int, k: int, *, pool: 
     """Rows as GLM-5.3 and Qwen3.8 score them: one score for each pool of 4 positions, the positive part of a mean.
 
     The mean is that of `pool` scores of `smooth_structured`, and a sum of ReLUs is never negative: many are zero.
-
-    Parameters
-    ----------
-    pool : int
-        Positions that a score stands for.
     """
     scores = _smooth_structured(rng, pool * width, row, k)
     means: NDArray[np.float64] = np.maximum(scores.reshape(width, pool).mean(1), 0)
@@ -152,12 +129,7 @@ def _msa_blocks(
     Normal scores, `needles` of which are raised by a height of their block, exponential of mean 2; those of the first
     (sink) and of the last (own) block are raised by 4.
 
-    Parameters
-    ----------
-    block : int
-        Adjacent scores of a block.
-    needles : float
-        Share of the scores that are raised.
+    `block`: adjacent scores of a block. `needles`: share of the scores that are raised.
     """
     height = 2 * _of_blocks(rng.standard_exponential, width, block)
     scores: NDArray[np.float64] = rng.standard_normal(width) + height * (rng.random(width) < needles)
