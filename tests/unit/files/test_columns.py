@@ -137,5 +137,4 @@ def test_a_tile_has_the_bits_of_its_rows(tmp_path):
     with open_capture(path) as capture, open_capture(write(tmp_path, matrices())[0]) as scores:
         for source in (capture, scores):
             assert source.tile(1, 4, 130, 299).tobytes() == source.rows_block(1, 4)[:, 130:299].tobytes()
-        with pytest.raises(ArgumentError, match="first, last: got 3, 701; takes 0 <= first <= last <= 700"):
-            capture.tile(0, 1, 3, 701)
+        assert capture.tile(0, 1, 690, 701).shape == (1, 10)

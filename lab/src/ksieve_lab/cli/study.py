@@ -12,6 +12,7 @@ import typer
 
 from ksieve.cli import files, terminal
 from ksieve.cli.options import choice, count, output
+from ksieve.core.text import plain
 from ksieve.files import split
 from ksieve.planning.devices import DEVICES
 from ksieve_lab.captures.format import Capture
@@ -161,30 +162,29 @@ def calibrate(
     target = files.target("--out", out, "policy.json", (".json",))
     result_target = _result_target(result, "calibration.json")
     files.keep_apart({"--out": target, "--json": result_target}, {f"CAPTURE {path}": path for path in captures})
-    with opened(captures) as sources:
-        with terminal.progress("calibrating", waiting="opening the captures") as update:
-            found = calibration.calibrate(
-                sources, k, cost=cost, rows=rows or None, device=device.value, progress=update
-            )
-        found.save(target, sources)
-        terminal.result(lambda: found.payload(sources))
-        if result_target is not None:
-            record.write_json(result_target.absolute(), found.payload(sources))
-    chosen, policy = found.chosen, found.chosen.policy
-    true = found.came_true()
+    with opened(captures) as sources, terminal.progress("calibrating", waiting="opening the captures") as update:
+        policy, payload = calibration.calibrate(
+            sources, k, cost=cost, rows=rows or None, device=device.value, progress=update
+        )
+    policy.save(target, extra={"calibration": plain(payload)})
+    terminal.result(lambda: payload)
+    if result_target is not None:
+        record.write_json(result_target.absolute(), payload)
+    found, settings = payload["results"], payload["settings"]
+    chosen, ordinary, true = found["chosen"], found["default"], found["came_true"]
     failed = ", ".join(words for name, words, _ in _QUANTITIES if not true[name])
     terminal.say(
         f"NOT as predicted on rows held back: {failed}" if failed else "as predicted on rows held back",
         style="bold",
     )
-    terminal.say(f"{policy.name} for k={found.k} on {found.cost.name}, from {found.rows:,} rows")
+    terminal.say(f"{policy.name} for k={settings['k']} on {settings['cost']}, from {found['rows']:,} rows")
     terminal.facts(
         {
             "view": f"one score in {policy.stride}, in groups of {policy.group}"
             + (", the best of every four" if policy.peaks else "")
             + f", {policy.boundary} boundary",
-            "margin": f"{policy.margin:.3f} k, which is sample rank {policy.primary_rank(found.k)}",
-            "rescue": f"{policy.rescue_margin:.3f} k, sample rank {policy.rescue_rank(found.k)}"
+            "margin": f"{policy.margin:.3f} k, which is sample rank {policy.primary_rank(settings['k'])}",
+            "rescue": f"{policy.rescue_margin:.3f} k, sample rank {policy.rescue_rank(settings['k'])}"
             if policy.rescue_margin is not None
             else "none",
         }
@@ -195,45 +195,42 @@ def calibrate(
         [
             (
                 words,
-                f"{show(e.value)} ({show(e.low)} to {show(e.high)})",
-                f"{show(e.next_low)} to {show(e.next_high)}",
-                show(found.realised[name]),
+                f"{show(e['value'])} ({show(e['low'])} to {show(e['high'])})",
+                f"{show(e['next_low'])} to {show(e['next_high'])}",
+                show(found["realised"][name]),
                 "as predicted" if true[name] else "NOT as predicted",
             )
             for name, words, show in _QUANTITIES
-            for e in (getattr(chosen, name),)
+            for e in (chosen[name],)
             if name != "p_band" or policy.rescue_margin is not None
         ],
-        title=f"Predicted, and realised on {found.held_back:,} rows held back",
+        title=f"Predicted, and realised on {found['held_back']:,} rows held back",
     )
     terminal.say()
-    entries = [*found.ranking, *([found.default] if found.default else [])]
     terminal.table(
         ("view", "margin", "rescue", "band scans", "exact recovery", "admitted / k", "overflow", "cost of a row"),
         [
             (
-                entry.policy.name + (" (the planner's own choice)" if entry is found.default else ""),
-                f"{entry.policy.primary_rank(found.k) * entry.policy.stride / found.k:.2f}",
-                f"{(entry.policy.rescue_rank(found.k) or 0) * entry.policy.stride / found.k:.2f}"
-                if entry.policy.rescue_margin is not None
-                else "-",
-                percent(entry.p_band.value),
-                percent(entry.p_exact.value),
-                rank_text(entry.admitted.value),
-                percent(entry.overflow),
-                f"{entry.row_ns:,.1f} ns",
+                entry["policy"] + (" (the planner's own choice)" if entry is ordinary else ""),
+                f"{entry['margin']:.2f}",
+                "-" if entry["rescue_margin"] is None else f"{entry['rescue_margin']:.2f}",
+                percent(entry["p_band"]["value"]),
+                percent(entry["p_exact"]["value"]),
+                rank_text(entry["admitted"]["value"]),
+                percent(entry["overflow"]),
+                f"{entry['row_ns']:,.1f} ns",
             )
-            for entry in entries
+            for entry in [*found["ranking"], *filter(None, [ordinary])]
         ],
         title="The best of every view, by the cost model",
     )
     terminal.say()
-    saved = found.verdict()["saved"]
-    if found.default is not None:
+    if ordinary is not None:
+        saved = found["verdict"]["saved"]
         terminal.say(
-            f"against the planner's own choice, {found.default.policy.name}, it saves {100 * saved:.1f} % by the model"
+            f"against the planner's own choice, {ordinary['policy']}, it saves {100 * saved:.1f} % by the model"
             if saved > 0
-            else f"the planner's own choice, {found.default.policy.name}, costs no more by the model"
+            else f"the planner's own choice, {ordinary['policy']}, costs no more by the model"
         )
     terminal.say(f"policy: {target}")
     if result_target is not None:

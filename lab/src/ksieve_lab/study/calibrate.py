@@ -9,8 +9,7 @@ blocks are held back and selected with it by the CPU backend, whose routes are t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from ksieve import api
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
-from ksieve.core.text import plain
 from ksieve.planning.devices import DEVICES
 from ksieve_lab.bench import record
 from ksieve_lab.captures.format import BLOCK_BYTES, Capture
@@ -29,7 +27,6 @@ from ksieve_lab.study.measure import KEPT
 from ksieve_lab.study.predict import (
     QUANTITIES,
     SLACK,
-    Prediction,
     Sample,
     Tried,
     capacities,
@@ -43,7 +40,7 @@ from ksieve_lab.study.ranked import RankedRow, rank_rows, require_cuda
 from ksieve_lab.study.rows import ROWS, eligible_rows, read_blocks
 from ksieve_lab.study.run import check_device, suggested_k
 from ksieve_lab.study.views import statistics_sizes
-from ksieve_lab.traffic import Traffic, check_traffic, expected_traffic
+from ksieve_lab.traffic import check_traffic, expected_traffic
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -55,58 +52,6 @@ LEAST_ROWS = 16
 """Eligible rows that a capture needs: fewer say nothing about rates."""
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Outcome of a calibration.
-
-    `chosen` is the prediction of the recommended policy; `default` that of the one that the planner would take by
-    itself, None where it would not sample. `ranking`: the best policy of every view tried, cheapest first. `realised`:
-    `QUANTITIES` on the held-back rows, as the CPU backend met them. `traffic`: the paper's accounting of those rows.
-    """
-
-    k: int
-    cost: DeviceCost
-    chosen: Prediction
-    default: Prediction | None
-    ranking: list[Prediction]
-    realised: dict[str, float]
-    traffic: Traffic
-    rows: int
-    held_back: int
-
-    def came_true(self) -> dict[str, bool]:
-        """Whether each realised quantity lies in its predicted interval."""
-        return {
-            name: getattr(self.chosen, name).next_low <= self.realised[name] <= getattr(self.chosen, name).next_high
-            for name in QUANTITIES
-        }
-
-    def verdict(self) -> dict[str, Any]:
-        """Whether held-back rows met the whole prediction, and the share of a row's cost that the policy saves."""
-        saved = 1 - self.chosen.row_ns / self.default.row_ns if self.default else None
-        return {"as_predicted": all(self.came_true().values()), "policy": self.chosen.policy.name, "saved": saved}
-
-    def payload(self, captures: Sequence[Capture]) -> dict[str, Any]:
-        """Return the outcome in the layout of a result file."""
-        settings = {"captures": [c.path.name for c in captures], "k": self.k, "cost": self.cost.name}
-        results = {
-            "verdict": self.verdict(),
-            "rows": self.rows,
-            "held_back": self.held_back,
-            "chosen": self.chosen.plain(),
-            "default": self.default.plain() if self.default else None,
-            "ranking": [entry.plain() for entry in self.ranking],
-            "realised": self.realised,
-            "came_true": self.came_true(),
-            "cost_source": self.cost.source,
-        }
-        return record.payload("calibrate", settings, results)
-
-    def save(self, path: Path, captures: Sequence[Capture]) -> None:
-        """Write the policy file, with the calibration's settings and results next to the policy."""
-        self.chosen.policy.save(path, extra={"calibration": plain(self.payload(captures))})
-
-
 def calibrate(
     captures: Sequence[Capture],
     k: int | None = None,
@@ -116,8 +61,13 @@ def calibrate(
     device: str = "cpu",
     max_bytes: int = BLOCK_BYTES,
     progress: Callable[[int, int], None] | None = None,
-) -> Calibration:
+) -> tuple[SamplingPolicy, dict[str, Any]]:
     """Recommend a sampling policy, predict its costs, and check the prediction on held-back rows.
+
+    Returns the policy, and the payload of a result file: of the ``chosen`` policy, of the ``default`` one that the
+    planner would take by itself (None where it would not sample), and of the best policy of every view tried (its
+    ``ranking``, cheapest first) the predictions; the quantities ``realised`` on the held-back rows, as the CPU backend
+    met them, and which of them ``came_true``, by lying in their predicted intervals.
 
     `k`: by default the K stored in the captures. `cost`: the model of the device to calibrate for, or its name in
     `costs.DEVICE_COSTS`. `rows`: at most so many of each capture; None takes all. `device`: "cpu" or "cuda", where rows
@@ -139,7 +89,14 @@ def calibrate(
     if device == "cuda":
         require_cuda()
     total = sum(calibrated.size + held.size for calibrated, held, _ in parts)
-    count = _Counter(total, progress)
+    done = 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if progress is not None:
+            progress(done, total)
+
     default = default_policy(captures, slots, model)
     tried, sample = _measure(captures, parts, slots, model, default, device, max_bytes, count)
     best = [cheapest(entry, slots, model, sample) for entry in tried[: len(shapes())]]
@@ -161,9 +118,22 @@ def calibrate(
         "admitted": float(np.minimum(stats.admitted0[stats.admitted0 >= 0], KEPT * slots + 1).mean() / slots)
         if (stats.admitted0 >= 0).any() else 0.0,
     }  # fmt: skip
-    return Calibration(
-        slots, model, chosen, ordinary, ranking, realised, traffic, sample.lengths.size, sample.following
-    )
+    predicted = {name: getattr(chosen, name) for name in QUANTITIES}
+    true = {name: each.next_low <= realised[name] <= each.next_high for name, each in predicted.items()}
+    saved = 1 - chosen.row_ns / ordinary.row_ns if ordinary else None
+    settings = {"captures": [capture.path.name for capture in captures], "k": slots, "cost": model.name}
+    results = {
+        "verdict": {"as_predicted": all(true.values()), "policy": chosen.policy.name, "saved": saved},
+        "rows": sample.lengths.size,
+        "held_back": sample.following,
+        "chosen": chosen.plain(),
+        "default": ordinary.plain() if ordinary else None,
+        "ranking": [entry.plain() for entry in ranking],
+        "realised": realised,
+        "came_true": true,
+        "cost_source": model.source,
+    }
+    return chosen.policy, record.payload("calibrate", settings, results)
 
 
 def split_rows(capture: Capture, k: int, most: int | None) -> tuple[I64, I64, int]:
@@ -184,18 +154,6 @@ def default_policy(captures: Sequence[Capture], k: int, cost: DeviceCost) -> Sam
     return api.plan(rows=4096, width=width, k=k, device=device).policy
 
 
-class _Counter:
-    """Counts rows for a progress display."""
-
-    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
-        self._done, self._total, self._progress = 0, total, progress
-
-    def add(self, rows: int = 1) -> None:
-        self._done += rows
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-
 def _measure(
     captures: Sequence[Capture],
     parts: Sequence[tuple[I64, I64, int]],
@@ -204,7 +162,7 @@ def _measure(
     default: SamplingPolicy | None,
     device: str,
     max_bytes: int,
-    count: _Counter,
+    count: Callable[[int], None],
 ) -> tuple[list[Tried], Sample]:
     """Try every view, and the default policy last, on the calibration rows."""
     views = [(view, sample_ranks(view, k)) for view in shapes()]
@@ -222,7 +180,7 @@ def _measure(
                 entries.append(try_row(row, view, ranks, k, capacity, len(lengths)))
             lengths.append(row.length)
             blocks.append(part * BLOCKS + at // size)
-            count.add()
+            count(1)
     tried = [
         Tried(view, ranks, *(np.stack(column) for column in zip(*entries, strict=True)))
         for entries, (view, ranks) in zip(found, views, strict=True)
@@ -243,7 +201,7 @@ def _select_held_back(
     k: int,
     policy: SamplingPolicy,
     max_bytes: int,
-    count: _Counter,
+    count: Callable[[int], None],
 ) -> tuple[Stats, I64]:
     """Select the held-back rows with the CPU backend and return its statistics."""
     raw, valid = [], []
@@ -253,7 +211,7 @@ def _select_held_back(
             _, stats = api.topk(block.scores, lengths, k, policy=policy, backend="cpu", return_stats=True)
             raw.append(stats.raw)
             valid.append(block.lengths)
-            count.add(block.rows.size)
+            count(block.rows.size)
     return Stats(np.concatenate(raw)), np.concatenate(valid)
 
 
