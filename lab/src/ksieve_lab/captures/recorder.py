@@ -58,17 +58,9 @@ _STORAGE: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloa
 class Recorder:
     """A recording in progress; made by `record`, used in a ``with`` block.
 
-    Attributes
-    ----------
-    path : Path
-    seen, kept : int
-        Number of calls observed, and of those whose rows were written.
-    rows : int
-        Rows written.
-    full : bool
-        Whether `max_bytes` or `calls` has been reached; later calls are not recorded.
-    error : Exception or None
-        The exception that stopped the recording early.
+    `seen`, `kept`: calls observed, and those whose rows were written. `rows`: rows written. `full`: whether `max_bytes`
+    or `calls` has been reached, so that later calls are not recorded. `error`: the exception that stopped it early, or
+    None.
     """
 
     _shielded = False

@@ -115,27 +115,12 @@ def mqa_logits(
 ) -> Any:
     """Score every key for every query; enqueued on the current stream, capturable.
 
-    Parameters
-    ----------
-    q : torch.Tensor of float8_e4m3fn, shape (queries, heads, dim), contiguous
-        Heads and dim are powers of two; dim at least 32.
-    keys : torch.Tensor of float8_e4m3fn, shape (keys, dim), contiguous
-        One key per position, shared by all heads.
-    weights : torch.Tensor of float32, shape (queries, heads), contiguous
-    lengths : torch.Tensor of int32, shape (queries,)
-        Keys that each query sees, from position 0; clamped to [0, keys] on the device.
-    key_scale : torch.Tensor of float32, shape (keys,), optional
-        Default: 1.
-    out : torch.Tensor of float32, shape (queries, keys), last stride 1, optional
-        Scores past a query's length are not written.
-    masked : bool
-        Write -inf past every query's length, for selectors that know no lengths.
-    tile : Tile
-
-    Returns
-    -------
-    torch.Tensor
-        `out`, or a new matrix with rows that start at multiples of 16 bytes.
+    `q`: float8_e4m3fn of shape (queries, heads, dim); heads and dim are powers of two, dim at least 32. `keys`:
+    float8_e4m3fn of shape (keys, dim), shared by all heads. `weights`: float32 of shape (queries, heads). All three are
+    contiguous. `lengths`: int32, the keys that each query sees from position 0, clamped to [0, keys] on the device.
+    `key_scale`: float32 of shape (keys,), by default 1. `out`: float32 of shape (queries, keys), of last stride 1, by
+    default a new matrix whose rows start at multiples of 16 bytes. Scores past a query's length are not written, or are
+    -inf where `masked`, for selectors that know no lengths. Returns `out`.
     """
     if out is None:
         queries, count = len(q), len(keys)
