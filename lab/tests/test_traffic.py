@@ -15,17 +15,6 @@ from ksieve.model import reference
 from ksieve_lab.traffic import ROUTE_SCANS, check_traffic, expected_reads, expected_traffic
 
 
-def test_every_route_has_its_scans_of_the_papers_table():
-    assert ROUTE_SCANS == {
-        Route.SHORT: 0,
-        Route.CERTIFIED: 1,
-        Route.RESCUED: 2,
-        Route.RECOVERED: 3,
-        Route.RECOVERED_AFTER_BAND: 4,
-        Route.DIRECT: 2,
-    }
-
-
 def test_formula_is_the_mean_of_the_table():
     """Without a band, and with one, for any mix of routes; and P/s under a KV split."""
     assert expected_traffic(64, 0, 0) == ROUTE_SCANS[Route.CERTIFIED] + 1 / 64

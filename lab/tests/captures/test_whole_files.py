@@ -13,24 +13,14 @@ import pytest
 from disk import file_sizes
 from ksieve.core import atomic
 from ksieve.core.errors import ArgumentError
-from ksieve.core.policy import LINES_64
 from ksieve_lab.bench import record
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.writer import CaptureWriter, write_factors
 from ksieve_lab.report import figures
-from ksieve_lab.traces.replay import EXAMPLE
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def save_policy(path: Path) -> None:
-    LINES_64.save(path, extra={"filling": "x" * 100_000})
-
-
-def save_trace(path: Path) -> None:
-    EXAMPLE.save(path)
 
 
 def save_result(path: Path) -> None:
@@ -47,8 +37,6 @@ def save_factors(path: Path) -> None:
 
 
 WRITERS = {
-    "policy.json": save_policy,
-    "trace.json": save_trace,
     "result.json": save_result,
     "scores.safetensors": save_capture,
     "factors.safetensors": save_factors,
