@@ -49,12 +49,11 @@ def terminal_step(prompt: int, *, step_tokens: int = STEP_TOKENS, budget_bytes: 
 
 
 def cases(settings: Settings) -> list[tuple[str, list[Invocation]]]:
-    """Requests with the calls of their last step, after a look at the indexer's shape and its producer."""
+    """Requests with the calls of their last step, after a look at the indexer's shape."""
     fixed = settings.fixed
     heads = settings.shapes.how or str(fixed["heads"])
     if not heads.isdecimal() or int(heads) < 1 or int(heads) & (int(heads) - 1):
         raise ArgumentError("shapes", repr(heads), "heads of the indexer after the colon: a power of two")
-    producers.check_name(fixed["producer"])
     return [
         (name, terminal_step(prompt, step_tokens=fixed["step_tokens"], budget_bytes=fixed["budget_bytes"]))
         for name, prompt in settings.shapes.items

@@ -116,7 +116,7 @@ def _ours(stages: Sequence[Stage], k: int) -> Selector:
 
 def without_matrix(stages: Sequence[Stage], k: int, produce: Produce) -> tuple[list[Selector], list[Contender]]:
     """Tiles and candidates, and the production of the latter alone; none of these where Triton is missing."""
-    if not producers.PRODUCERS["triton"].installed:
+    if not producers.installed("triton"):
         return [], []
     factors, keep = ways.joined([s.factors for s in stages]), producers.load_keep()
     kept, kept_bytes = _made(lambda: ways.Kept(factors, k, produce, keep))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.errors import BackendError
 
 HEADS, DIM = 64, 128
 """The DeepSeek lightning indexer's: 64 heads of 128 dimensions, one key per token."""
@@ -58,23 +58,9 @@ Produce = Callable[[Factors, Any, bool], Any]
 `masked` asks for -inf past every length."""
 
 
-@dataclass(frozen=True)
-class ScoreProducer:
-    """A way to compute scores.
-
-    `package`: distribution whose version explains a number. `module`: what must be importable. `load` returns its
-    `Produce`.
-    """
-
-    name: str
-    package: str
-    module: str
-    load: Callable[[], Produce]
-
-    @property
-    def installed(self) -> bool:
-        """Whether its package can be imported."""
-        return importlib.util.find_spec(self.module) is not None
+def installed(name: str) -> bool:
+    """Whether the package of a producer can be imported; it has the producer's name."""
+    return importlib.util.find_spec(name) is not None
 
 
 def _triton() -> Produce:
@@ -88,7 +74,7 @@ def _triton() -> Produce:
 
 def load_keep() -> Callable[[Factors, Any], None]:
     """Load the Triton producer, which keeps candidates (`ksieve.streaming.Candidates`) in place of writing a matrix."""
-    if not PRODUCERS["triton"].installed:
+    if not installed("triton"):
         raise BackendError("the producer that keeps candidates needs the package triton, which is missing")
     from ksieve_lab.chain.mqa_logits import KEPT_TILE, mqa_candidates
 
@@ -110,28 +96,11 @@ def _deep_gemm() -> Produce:
     return produce
 
 
-PRODUCERS: dict[str, ScoreProducer] = {
-    p.name: p
-    for p in (
-        ScoreProducer("triton", "triton", "triton", _triton),
-        ScoreProducer("deep_gemm", "deep-gemm", "deep_gemm", _deep_gemm),
-    )
-}
-"""Score producers by name; ours first."""
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that no producer has."""
-    if name not in PRODUCERS:
-        raise ArgumentError("producer", repr(name), f"one of {', '.join(PRODUCERS)}")
-
-
 def load(name: str) -> Produce:
-    """Load a producer; raises `ArgumentError` for an unknown name, `BackendError` for a missing package."""
-    check_name(name)
-    if not PRODUCERS[name].installed:
-        raise BackendError(f"score producer {name!r} needs the package {PRODUCERS[name].package}, which is missing")
-    return PRODUCERS[name].load()
+    """Load the producer "triton" or "deep_gemm"; raises `BackendError` where its package is missing."""
+    if not installed(name):
+        raise BackendError(f"the score producer needs the package {name}, which is missing")
+    return {"triton": _triton, "deep_gemm": _deep_gemm}[name]()
 
 
 def make_keys(count: int, dim: int = DIM, *, seed: int = 0, device: str = "cuda") -> tuple[Any, Any]:
