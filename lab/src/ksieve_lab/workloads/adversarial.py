@@ -6,10 +6,7 @@ and the corners of float32. Same calling convention as `ksieve_lab.workloads.row
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from numpy.typing import NDArray
 
 from ksieve.core.keys import BIN_CUTOFF_KEY, score_of_key
 from ksieve.core.policy import PAPER_128, SamplingPolicy, resolve_policy
@@ -113,43 +110,36 @@ def _one_cluster(rng: RNG, width: int, row: int, k: int) -> F32:
     return out
 
 
-def _class_of(policy: SamplingPolicy, row: int, width: int) -> NDArray[np.int64]:
-    """Positions that the policy would sample in this row without jitter: one class, with the period of its view."""
-    return policy.view_of_phase(policy.phase(row), width)
+Chosen = SamplingPolicy | str | None
+"""A policy; None stands for the planner's for rows of the width, which gives the worst case."""
 
 
-def _locked(
-    name: str, positions: Callable[[SamplingPolicy, int, int], NDArray[np.int64]], raised: float, meaning: str
-) -> Callable[..., F32]:
-    """Make a family of normal scores that are raised, or lowered, at positions which a policy decides."""
-
-    def make(rng: RNG, width: int, row: int, k: int, *, policy: SamplingPolicy | str | None = None) -> F32:
-        chosen = resolve_policy(policy) or default_policy(width, k) or PAPER_128
-        out = _normal(rng, width)
-        out[positions(chosen, row, width)] += np.float32(raised)
-        return out
-
-    make.__name__ = name
-    make.__doc__ = f"{meaning}\n\nDefault: the planner's policy for rows of this width, which gives the worst case."
-    return make
+def _locked(rng: RNG, width: int, row: int, k: int, chosen: Chosen, raised: int, *, jitter: bool) -> F32:
+    """Raise normal scores where the policy samples the row, or would sample it without jitter: in one class."""
+    policy = resolve_policy(chosen) or default_policy(width, k) or PAPER_128
+    out = _normal(rng, width)
+    out[policy.view(row, width) if jitter else policy.view_of_phase(policy.phase(row), width)] += np.float32(raised)
+    return out
 
 
-_stride_peak = _locked(
-    "_stride_peak", _class_of, 16,
-    "Top scores locked to one class of positions with the period of the view of `policy`: a regular one sees it alone.",
-)  # fmt: skip
-_stride_hole = _locked(
-    "_stride_hole", _class_of, -16,
-    "Only small scores in one class of positions with the period of the view of `policy`.",
-)  # fmt: skip
-_view_peak = _locked(
-    "_view_peak", SamplingPolicy.view, 16,
-    "Top scores just where `policy` samples the row: the proposal is far too high, the row underfills.",
-)  # fmt: skip
-_view_hole = _locked(
-    "_view_hole", SamplingPolicy.view, -16,
-    "Only small scores where `policy` samples the row: the proposal admits everything else.",
-)  # fmt: skip
+def _stride_peak(rng: RNG, width: int, row: int, k: int, *, policy: Chosen = None) -> F32:
+    """Top scores in one class of positions with the period of the view of `policy`: a regular one sees it alone."""
+    return _locked(rng, width, row, k, policy, 16, jitter=False)
+
+
+def _stride_hole(rng: RNG, width: int, row: int, k: int, *, policy: Chosen = None) -> F32:
+    """Only small scores in one class of positions with the period of the view of `policy`."""
+    return _locked(rng, width, row, k, policy, -16, jitter=False)
+
+
+def _view_peak(rng: RNG, width: int, row: int, k: int, *, policy: Chosen = None) -> F32:
+    """Top scores just where `policy` samples the row: the proposal is far too high, the row underfills."""
+    return _locked(rng, width, row, k, policy, 16, jitter=True)
+
+
+def _view_hole(rng: RNG, width: int, row: int, k: int, *, policy: Chosen = None) -> F32:
+    """Only small scores where `policy` samples the row: the proposal admits everything else."""
+    return _locked(rng, width, row, k, policy, -16, jitter=True)
 
 
 # ---- blocks and forced entries ----------------------------------------------------------------------------
