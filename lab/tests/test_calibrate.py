@@ -137,14 +137,6 @@ def test_a_prediction_of_a_jittered_policy_is_what_rows_meet():
     assert direct == 0
 
 
-@pytest.mark.parametrize("k", [1, 7, 512, 2048, 4096])
-def test_margins_request_the_chosen_ranks(k):
-    for view in predict.shapes():
-        for q in predict.sample_ranks(view, k):
-            policy = predict.with_ranks(view, k, int(q), int(q) + 4)
-            assert (policy.primary_rank(k), policy.rescue_rank(k)) == (q, q + 4)
-
-
 # ---- costs ------------------------------------------------------------------------------------------------
 
 

@@ -61,7 +61,6 @@ def test_a_descending_row_by_hand(tmp_path):
         variance = q * (n - q + 1) * (length + 1) * (length - n) / ((n + 1) ** 2 * (n + 2))
         assert entry["reference_rms"] == pytest.approx(math.sqrt(variance + (mean - request) ** 2) / k)
     regions = results["regions"]
-    assert regions["violations"] == 0
     assert list(regions["runs"]["share"]) == [1.0] * 7 + [0.0]  # one run of 96
     even = {(d["stride"], d["group"]): d["median"] for d in regions["dispersion"]}
     assert even[16, 1] == even[32, 1] == 0  # 96 positions: six or three of every phase
@@ -128,7 +127,6 @@ def test_tally_quantiles_and_sums_are_exact():
     assert summary["error_p95"] * 200 == pytest.approx(np.quantile(np.abs(ranks - 300), 0.95, method="inverted_cdf"))
     assert summary["rms"] * 200 == pytest.approx(np.sqrt(np.mean((ranks - 300.0) ** 2)))
     assert summary["below_k"] == (ranks < 200).mean()
-    assert sum(tally.glyph()) == 3001
     beyond = RankTally(200, 300.0)
     beyond.add(np.array([100, 5000, 6000]))
     assert beyond.quantile(0.5) == math.inf
@@ -258,9 +256,9 @@ def test_ranks_past_the_resolved_ones_are_drawn_to_the_edge_and_told_in_words(wr
     results = json.loads((written[1] / "study.json").read_text())["results"]
     for capture in results["captures"]:
         for entry in capture["groups"] + capture["policies"]:
-            entry.update(p05=1.1, p25=1.2, median=1.3, p75=1.4, p95=1.5)
+            entry.update(p05=1.1, median=1.3, p95=1.5)
     clumped = results["captures"][1]["policies"][3]
-    clumped.update(p75=beyond, p95=beyond)
+    clumped.update(p95=beyond)
     marks = FIGURES["policies"][1](results).marks
     assert {(mark.low, mark.value, mark.high) for mark in marks} == {(1.1, 1.3, 1.5), (1.1, 1.3, MOST)}
     assert f"1.30 (1.10 to over {MOST})" in study_section(File("s", {"results": results}))

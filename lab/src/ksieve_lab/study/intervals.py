@@ -40,12 +40,12 @@ NEVER = Estimate(0.0, 0.0, 0.0, 0.0, 0.0)
 """Rate of an impossible event."""
 
 
-def wilson(rate: float, count: float, level: float = LEVEL) -> tuple[float, float]:
+def wilson(rate: float, count: float) -> tuple[float, float]:
     """Wilson's interval of a rate seen in `count` independent trials (which need not be a whole number).
 
     Never empty at rates of 0 and 1, which is where failures of a good policy lie.
     """
-    z = NormalDist().inv_cdf(0.5 + level / 2)
+    z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
     centre = (rate + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
     return max(0.0, centre - half), min(1.0, centre + half)
@@ -101,9 +101,9 @@ def _between_blocks(rows: F64, blocks: NDArray[np.int64]) -> tuple[float, int]:
     return spread, int(sizes.size)
 
 
-def _student(freedom: int, level: float = LEVEL) -> float:
+def _student(freedom: int) -> float:
     """Quantile of Student's t, by the Cornish-Fisher expansion (within 1 % from 4 degrees of freedom on)."""
-    z = NormalDist().inv_cdf(0.5 + level / 2)
+    z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
     n = max(freedom, 1)
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96

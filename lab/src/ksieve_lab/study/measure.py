@@ -71,8 +71,6 @@ class CaptureStudy:
     dispersion: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     runs: list[NDArray[np.float64]] = field(default_factory=list)
     runs_expected: list[NDArray[np.float64]] = field(default_factory=list)
-    regions: int = 0
-    violations: int = 0
 
     def __post_init__(self) -> None:
         for stride in STRIDES:
@@ -84,7 +82,7 @@ class CaptureStudy:
 
     def merge(self, other: CaptureStudy) -> None:
         """Add the rows of the same capture that follow these."""
-        for name in ("tail", "shares", "runs", "runs_expected", "tied", "studied", "regions", "violations"):
+        for name in ("tail", "shares", "runs", "runs_expected", "tied", "studied"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for key, values in other.dispersion.items():
             self.dispersion.setdefault(key, []).extend(values)
@@ -97,7 +95,8 @@ class CaptureStudy:
     def results(self) -> dict[str, Any]:
         """Return all figures as JSON-able data; counts and ranks in units of k unless named otherwise."""
         lengths = np.array(self.lengths)
-        own, policies = self.plans[0].results(), self._policy_results()
+        found = {judged.name: judged.results() for judged in self.plans}
+        own, policies = self.plans[0].results(), [found[name] for name in POLICIES if "count" in found[name]]
         chosen = self.plans[0].plan
         return {
             "name": self.name,
@@ -114,18 +113,15 @@ class CaptureStudy:
             "tail": self._tail_results(),
             "deciles": self._decile_results(),
             "ranks": [
-                {"stride": s, **tally.summary(), "glyph": tally.glyph() if r == CENTRE else None,
+                {"stride": s, **tally.summary(),
                  "exchangeable_below_k": exchangeable_underfill(self.k, s, r, int(np.median(lengths)))}
                 for (s, r), tally in self.ranks.items()
             ],
             "groups": [
-                {"stride": s, "group": g, **tally.summary(), "glyph": tally.glyph()}
-                for (s, g), tally in self.groups.items()
+                {"stride": s, "group": g, **tally.summary()} for (s, g), tally in self.groups.items()
             ],
             "policies": policies,
             "regions": {
-                "checked": self.regions,
-                "violations": self.violations,
                 "dispersion": [
                     {"stride": s, "group": g, **_spread(np.array(values))}
                     for (s, g), values in self.dispersion.items()
@@ -138,15 +134,6 @@ class CaptureStudy:
                 },
             },
         }  # fmt: skip
-
-    def _policy_results(self) -> list[dict[str, Any]]:
-        """Figures of the named policies, in their order."""
-        found = {judged.name: judged for judged in self.plans}
-        return [
-            {**judged.results(), "glyph": judged.tally.glyph()}
-            for judged in (found[name] for name in POLICIES)
-            if judged.tally is not None
-        ]
 
     def _tail_results(self) -> dict[str, Any]:
         found: dict[str, Any] = {"gaps": GAPS, "rows": len(self.tail), "tied": self.tied}
@@ -279,15 +266,8 @@ def _views(row: RankedRow, found: CaptureStudy) -> None:
 
 
 def _regions(row: RankedRow, found: CaptureStudy) -> None:
-    """The interval identity on the row's ends, and how evenly the boundary region falls on the phases."""
-    k, length = found.k, row.length
-    decile = length // 10
-    for begin in (0, length - decile):
-        for stride in STRIDES:
-            counted = np.bincount(np.arange(begin, begin + decile) % stride, minlength=stride)
-            found.regions += 1
-            found.violations += not np.array_equal(counted, theory.interval_counts(begin, decile, stride))
-    size = math.ceil(CENTRE * k)
+    """How evenly the boundary region falls on the phases, and the contiguous runs in it."""
+    length, size = row.length, math.ceil(CENTRE * found.k)
     if row.ranks[size - 1] != size:
         return
     region = np.sort(row.order[:size])
@@ -315,5 +295,5 @@ def pooled_ranks(studies: Sequence[CaptureStudy]) -> list[dict[str, Any]]:
         total = RankTally(first.k, first.requested)
         for study in studies:
             total.merge(study.ranks[stride, request])
-        out.append({"stride": stride, **total.summary(), "glyph": total.glyph() if request == CENTRE else None})
+        out.append({"stride": stride, **total.summary()})
     return out

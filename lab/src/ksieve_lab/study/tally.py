@@ -13,9 +13,6 @@ from ksieve_lab.study.views import UNUSABLE
 MOST = 8
 """Ranks beyond this many k are counted but not resolved."""
 
-GLYPH_BINS_PER_K = 32
-"""Resolution of the histogram that a distribution glyph is drawn from."""
-
 
 def rank_text(rank: float | None) -> str:
     """A rank in units of k, as tables print it; None, which result files hold for infinity, is past `MOST`."""
@@ -23,7 +20,7 @@ def rank_text(rank: float | None) -> str:
 
 
 _FIGURES = (
-    "median", "p05", "p25", "p75", "p95", "bias", "rms", "reference_rms", "error_p95", "below_k", "unresolved",
+    "median", "p05", "p95", "bias", "rms", "reference_rms", "error_p95", "below_k", "unresolved",
 )  # fmt: skip
 
 
@@ -98,8 +95,6 @@ class RankTally:
             "unusable": self.unusable,
             "median": self.quantile(0.5),
             "p05": self.quantile(0.05),
-            "p25": self.quantile(0.25),
-            "p75": self.quantile(0.75),
             "p95": self.quantile(0.95),
             "bias": float(self.error / count / self.k),
             "rms": rms,
@@ -108,12 +103,6 @@ class RankTally:
             "below_k": self.below_k / count,
             "unresolved": int(self.histogram[-1]) / count,
         }
-
-    def glyph(self) -> list[int]:
-        """Coarse histogram for drawing: ranks in steps of k / `GLYPH_BINS_PER_K`, trailing zeros cut."""
-        edges = np.minimum(np.arange(self.histogram.size) * GLYPH_BINS_PER_K // self.per_k, MOST * GLYPH_BINS_PER_K)
-        counts = np.bincount(edges, weights=self.histogram).astype(np.int64)
-        return [int(c) for c in np.trim_zeros(counts, "b")]
 
     def _quantile(self, counts: NDArray[np.int64], probability: float, values: NDArray[np.float64]) -> float:
         total = int(counts.sum())

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 
 def exchangeable_mean(q: Any, length: Any, samples: Any) -> Any:
@@ -53,18 +52,6 @@ def underfill_probability(k: int, q: int, length: int, samples: int) -> float:
         math.exp(log_choose(better, x) + log_choose(length - better, samples - x) - total)
         for x in range(least, most + 1)
     )
-
-
-def interval_counts(begin: int, size: int, stride: int) -> I64:
-    """How often each residue mod `stride` occurs among positions ``begin .. begin + size - 1``.
-
-    The interval identity: with ``size = l * stride + v``, exactly v residues, those of the first v positions, occur
-    ``l + 1`` times, all others l times.
-    """
-    whole, rest = divmod(size, stride)
-    counts = np.full(stride, whole, dtype=np.int64)
-    counts[(begin + np.arange(rest)) % stride] += 1
-    return counts
 
 
 def tail_mean(k: int, gaps: Any) -> Any:

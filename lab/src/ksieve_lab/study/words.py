@@ -113,8 +113,6 @@ def _compared(captures: Sequence[Capture]) -> Iterator[tuple[str, str, str, str,
     yield "deciles", "top K in the first and last tenth", "52 to 74 %", "20 %", ends
     ratios = [_range_of_ratios(c) for c in captures]
     yield "rms", "RMS rank error against exchangeable, all views", "14 to 28 % lower", "0 %", ratios
-    uneven = [f"{c['regions']['violations']:,} of {c['regions']['checked']:,}" for c in captures]
-    yield "regions", "end regions whose phase counts differ by more than one", "", "0", uneven
 
 
 def _entry(capture: Capture, stride: int) -> Mapping[str, Any]:
