@@ -17,8 +17,9 @@ class Operator:
     attribute : str
     adapter : str
         ``module.function`` of `ksieve.adapters` that takes its place.
-    signatures : tuple of str
-        Those that the adapter takes, as `ksieve.adapters._signatures.signature_of` writes them.
+    schemas : tuple of str
+        Of an operator of PyTorch: those that the adapter takes, as `ksieve.adapters._signatures.signature_of` writes
+        them. Other functions have the adapter's own signature, or its first arguments.
     writes : tuple of str
         Arguments that the engine's own operator writes to.
     answer : str, int or None
@@ -32,7 +33,7 @@ class Operator:
     owner: str
     attribute: str
     adapter: str
-    signatures: tuple[str, ...]
+    schemas: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     answer: str | int | None = None
     module: str = ""
@@ -57,131 +58,63 @@ def _vllm(attribute: str, signature: str, output: str) -> Operator:
 
 _ROWS = "Tensor indices, int numRows, int stride0, int stride1, int topK"
 _FLAT = "Tensor logits, Tensor lengths, Tensor output, Tensor workspace, int k, int max_seq_len"
-_FORWARD = "self, logits, seq_lens, next_n, topk_indices, topk_tokens, max_seq_len"
-_DEEP = "input, topk, end=None, output_idx=None, indices_dtype=torch.int32"
 _INDEXER = "vllm.model_executor.layers.indexer_topk:"
 
 VLLM = (
     Operator(
-        f"{_INDEXER}SparseIndexerTopk", "forward", "vllm._sparse_indexer_topk", (_FORWARD,), ("topk_indices",),
-        "topk_indices",
+        f"{_INDEXER}SparseIndexerTopk", "forward", "vllm._sparse_indexer_topk", writes=("topk_indices",),
+        answer="topk_indices",
     ),
     _vllm("top_k_per_row_prefill", f"Tensor logits, Tensor rowStarts, Tensor rowEnds, {_ROWS}", "indices"),
     _vllm("top_k_per_row_decode", f"Tensor logits, int next_n, Tensor seq_lens, {_ROWS}", "indices"),
     _vllm("persistent_topk", _FLAT, "output"),
     _vllm("cooperative_topk", _FLAT, "output"),
-    Operator(_INDEXER, "deep_select_topk", "vllm.deep_select_topk", (_DEEP,), ("output_idx",)),
+    Operator(_INDEXER, "deep_select_topk", "vllm.deep_select_topk", writes=("output_idx",)),
 )  # fmt: skip
 
 
-def _flashinfer(module: str, attribute: str, *signatures: str, **more: Any) -> Operator:
-    return Operator(f"flashinfer.{module}:", attribute, f"flashinfer.{attribute}", signatures, **more)
+def _flashinfer(module: str, attribute: str, **more: Any) -> Operator:
+    return Operator(f"flashinfer.{module}:", attribute, f"flashinfer.{attribute}", **more)
 
-
-_ORDER = "deterministic=False, tie_break=0, dsa_graph_safe=False"
-_PAGES_OF = f"input, src_page_table, lengths, k, row_to_batch=None, {_ORDER}, row_starts=None"
-_PAGES_MORE = "page_table_row_starts=None, *, page_size=1, out=None, out_raw_indices=None"
-_VARLEN = (
-    "logits, seq_lens, top_k, pre_idx=None, compress_ratio=1, next_n=1, return_values=False, out_indices=None, "
-    "out_values=None, backend='auto', load_balance=True, workspace=None"
-)
-_VARLEN_MORE = "row_starts=None, max_seq_len=None, absolute_indices=False"
-_MSA = "max_score, topk, num_valid_pages=None, output=None, force_begin_blocks=0, force_end_blocks=0"
 
 FLASHINFER = (
-    _flashinfer("topk", "top_k", f"input, k, sorted=False, {_ORDER}", answer=1),
-    _flashinfer(
-        "topk", "top_k_page_table_transform", f"{_PAGES_OF}, {_PAGES_MORE}", _PAGES_OF,
-        writes=("out", "out_raw_indices"),
-    ),
-    _flashinfer("topk", "top_k_ragged_transform", f"input, offsets, lengths, k, {_ORDER}, row_starts=None"),
-    _flashinfer(
-        "topk_varlen.topk_varlen", "top_k_varlen", f"{_VARLEN}, {_VARLEN_MORE}", _VARLEN,
-        writes=("out_indices", "out_values"), answer=0,
-    ),
-    _flashinfer("msa_ops.sparse_topk_select", "msa_topk_select", _MSA, writes=("output",)),
-)  # fmt: skip
+    _flashinfer("topk", "top_k", answer=1),
+    _flashinfer("topk", "top_k_page_table_transform", writes=("out", "out_raw_indices")),
+    _flashinfer("topk", "top_k_ragged_transform"),
+    _flashinfer("topk_varlen.topk_varlen", "top_k_varlen", writes=("out_indices", "out_values"), answer=0),
+    _flashinfer("msa_ops.sparse_topk_select", "msa_topk_select", writes=("output",)),
+)
 
 
-def _sglang(module: str, attribute: str, *signatures: str, adapter: str = "", **more: Any) -> Operator:
+def _sglang(module: str, attribute: str, adapter: str = "", **more: Any) -> Operator:
     owner = f"sglang.kernels.ops.attention.{module}:"
-    return Operator(owner, attribute, f"sglang.{adapter or attribute}", signatures, **more)
+    return Operator(owner, attribute, f"sglang.{adapter or attribute}", **more)
 
 
-_PAGES = "scores, seq_lens, page_tables, out_page_indices, page_size"
-_RAW = "out_raw_indices=None"
 _PAGED: dict[str, Any] = {"writes": ("out_page_indices", "out_raw_indices"), "answer": "out_page_indices"}
 _V1 = "topk_transform_512"
 """Name of `topk_transform_paged`, and with ``_v2`` of the other, until the summer of 2026."""
 
-_FAST = "score, lengths, topk, row_starts=None"
-_SMALL = "scores, seq_lens, page_table, out_page_indices, page_size"
-_KPOOL = "scores, pool_lens, out, pool_size"
-_KPOOL_RAGGED = "row_starts=None, token_seq_lens=None, page_table=None, page_table_row_index=None"
-_FUSED_POOLS = (
-    "score, lengths, kpool, topk, page_table=None, topk_indices_offset=None, row_starts=None, seq_lens=None, "
-    "page_table_row_index=None"
-)
-_DEEP_PAGES = (
-    "input, topk, *, page_table, page_size, end=None, sorted_index=False, output_idx=None, idx_oob_fill_value=-1, "
-    "abort_when_nan_found="
-)
-_DEEP_SELECT = (
-    "input, topk, *, sorted=False, begin=None, end=None, indices_type=torch.int32, sorted_index=False, hint=None, "
-    "output_idx=None, output_idx_offset=None, idx_oob_fill_value=2147483647, value_oob_fill_value=-inf, "
-    "return_value=False, abort_when_nan_found="
-)
-
 SGLANG = (
     *(
-        Operator("sgl_kernel:", name, f"sglang.{name}", (signature,))
-        for name, signature in (
-            ("fast_topk_v2", _FAST),
-            ("fast_topk_transform_fused", "score, lengths, page_table_size_1, cu_seqlens_q, topk, row_starts=None"),
-            ("fast_topk_transform_ragged_fused", "score, lengths, topk_indices_offset, topk, row_starts=None"),
-        )
+        Operator("sgl_kernel:", name, f"sglang.{name}")
+        for name in ("fast_topk_v2", "fast_topk_transform_fused", "fast_topk_transform_ragged_fused")
     ),
-    _sglang("fast_topk", "fast_topk", _FAST, adapter="fast_topk_v2"),
+    _sglang("fast_topk", "fast_topk", "fast_topk_v2"),
+    *(_sglang("dsv4.topk", name, "topk_transform_paged", **_PAGED) for name in ("topk_transform_paged", _V1)),
     *(
-        _sglang("dsv4.topk", name, f"{_PAGES}, {_RAW}", adapter="topk_transform_paged", **_PAGED)
-        for name in ("topk_transform_paged", _V1)
-    ),
-    *(
-        _sglang(
-            "dsv4.topk", name, f"{_PAGES}, metadata, {_RAW}", f"{_PAGES}, metadata",
-            adapter="topk_transform_paged_v2", **_PAGED,
-        )
+        _sglang("dsv4.topk", name, "topk_transform_paged_v2", **_PAGED)
         for name in ("topk_transform_paged_v2", f"{_V1}_v2")
     ),
-    _sglang(
-        "dsv4.topk", "topk_transform_bf16_small", _SMALL, writes=("out_page_indices",), answer="out_page_indices"
-    ),
-    _sglang(
-        "dsv4.topk", "topk_transform_ragged_v2", "scores, seq_lens, *, out_offsets, out_indices, row_starts=None",
-        writes=("scores", "out_indices"), answer="out_indices",
-    ),
-    _sglang(
-        "dsv4.topk", "topk_transform_kpool_v2",
-        f"{_KPOOL}, metadata, *, token_seq_lens=None, page_table=None, page_size=1, out_offsets=None",
-        writes=("out",), answer="out",
-    ),
-    _sglang(
-        "dsv4.topk", "topk_transform_kpool_ragged_v2", f"{_KPOOL}, *, {_KPOOL_RAGGED}, page_size=1, out_offsets=None",
-        writes=("scores", "out"), answer="out",
-    ),
-    _sglang(
-        "dsv4.candidate_blocks", "amax_topk_blocks", "logits, seq_lens, nblocks, topk_blocks, max_seq_len=None"
-    ),
-    _sglang("dsa.kpool_topk_transform", "fast_kpool_topk_transform_fused", _FUSED_POOLS),
-    _sglang(
-        "deep_select", "topk_page_transform", f"{_DEEP_PAGES}False", f"{_DEEP_PAGES}True",
-        writes=("output_idx",), fill=("idx_oob_fill_value", -1),
-    ),
-    _sglang(
-        "deep_select", "topk", f"{_DEEP_SELECT}False", f"{_DEEP_SELECT}True",
-        writes=("output_idx",), answer=1, fill=("idx_oob_fill_value", 2147483647),
-    ),
-)  # fmt: skip
+    _sglang("dsv4.topk", "topk_transform_bf16_small", writes=("out_page_indices",), answer="out_page_indices"),
+    _sglang("dsv4.topk", "topk_transform_ragged_v2", writes=("scores", "out_indices"), answer="out_indices"),
+    _sglang("dsv4.topk", "topk_transform_kpool_v2", writes=("out",), answer="out"),
+    _sglang("dsv4.topk", "topk_transform_kpool_ragged_v2", writes=("scores", "out"), answer="out"),
+    _sglang("dsv4.candidate_blocks", "amax_topk_blocks"),
+    _sglang("dsa.kpool_topk_transform", "fast_kpool_topk_transform_fused"),
+    _sglang("deep_select", "topk_page_transform", writes=("output_idx",), fill=("idx_oob_fill_value", -1)),
+    _sglang("deep_select", "topk", writes=("output_idx",), answer=1, fill=("idx_oob_fill_value", 2147483647)),
+)
 
 _PREFILL = "Tensor logits, Tensor row_starts, Tensor row_ends, Tensor indices, int index_topk"
 _DECODE = "Tensor logits, Tensor seq_lens, Tensor indices, int next_n, int index_topk"

@@ -36,7 +36,8 @@ class Finding:
     @property
     def fits(self) -> bool:
         """Whether ksieve can replace the operator, or there is none to replace."""
-        return self.problem is None and (self.found is None or self.found in self.takes)
+        found = self.found
+        return self.problem is None and (found is None or any(_is_call_of(found, taken) for taken in self.takes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,25 @@ def names_of(signature: str) -> list[str]:
     return [word[-1] for word in words if word != ["*"]]
 
 
+def _is_call_of(found: str, taken: str) -> bool:
+    """Whether calls of a signature are calls of another, which may go on with arguments that have defaults."""
+    # DeepSelect's default was both; the adapter does not use it.
+    theirs = found.replace("abort_when_nan_found=True", "abort_when_nan_found=False").split(", ")
+    ours, further = taken.split(", ")[: len(theirs)], taken.split(", ")[len(theirs) :]
+    return theirs == ours and all(part == "*" or "=" in part for part in further)
+
+
+def adapter_of(operator: Operator) -> Any:
+    """Return the function that takes the operator's place."""
+    module, _, name = operator.adapter.partition(".")
+    return getattr(importlib.import_module(f"ksieve.adapters.{module}"), name)
+
+
+def known(operator: Operator) -> tuple[str, ...]:
+    """Return the signatures that the adapter takes; the first one has every argument."""
+    return operator.schemas or (signature_of(adapter_of(operator)),)
+
+
 def owner_of(operator: Operator) -> Any:
     """Return the object that has the operator as an attribute, None if there is none; its module is imported."""
     module, _, path = operator.owner.partition(":")
@@ -116,7 +136,7 @@ def own(operator: Operator) -> Any:
 def finding(operator: Operator) -> Finding:
     """Compare one operator, whose module is imported, with the adapter."""
     function = own(operator)
-    return Finding(operator.name, None if function is None else signature_of(function), operator.signatures)
+    return Finding(operator.name, None if function is None else signature_of(function), known(operator))
 
 
 def versions(engine: str) -> dict[str, str]:
@@ -180,7 +200,7 @@ def _examined(operator: Operator) -> Finding:
     except Exception as error:  # an engine's import may fail in any way
         missing = isinstance(error, ModuleNotFoundError) and _is_part(error.name, operator.source)
         problem = None if missing else f"{operator.source}: {type(error).__name__}: {error}"
-        return Finding(operator.name, None, operator.signatures, problem)
+        return Finding(operator.name, None, known(operator), problem)
 
 
 def _is_part(missing: str | None, module: str) -> bool:

@@ -7,7 +7,6 @@ imported are never imported here (some start CUDA): a finder on ``sys.meta_path`
 
 from __future__ import annotations
 
-import importlib
 import importlib.abc
 import logging
 import sys
@@ -41,9 +40,7 @@ class _Place:
         self.operator, self.owner = operator, _signatures.owner_of(operator)
         self.direct = operator.attribute in vars(self.owner)  # otherwise inherited, or made by a module's __getattr__
         own = getattr(self.owner, operator.attribute)
-        module, _, name = operator.adapter.partition(".")
-        function = getattr(importlib.import_module(f"ksieve.adapters.{module}"), name)
-        self.replacement = _calls.Replacement(operator, own, function)
+        self.replacement = _calls.Replacement(operator, own, _signatures.adapter_of(operator))
         setattr(self.owner, operator.attribute, self.replacement.call)
 
     def restore(self) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from ksieve import api
 from ksieve.adapters._operators import Operator
-from ksieve.adapters._signatures import names_of
+from ksieve.adapters._signatures import known, names_of
 from ksieve.adapters._tally import TALLY
 from ksieve.checking.verify import verify
 from ksieve.core.options import Options
@@ -70,7 +70,7 @@ def _compare(
     asked: tuple[Any, Any, int, dict[str, Any]],
 ) -> None:
     scores, lengths, k, options = asked
-    rows, names = scores.shape[0], names_of(operator.signatures[0])
+    rows, names = scores.shape[0], names_of(known(operator)[0])
     bound = {**dict(zip(names, args, strict=False)), **kwargs}
     fill = -1 if operator.fill is None else bound.get(*operator.fill)
 

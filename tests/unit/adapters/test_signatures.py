@@ -18,7 +18,7 @@ from conftest import ROOT  # noqa: E402
 
 from ksieve.adapters import flashinfer, sglang, tensorrt_llm, vllm  # noqa: E402
 from ksieve.adapters._operators import OPERATORS, SWITCHES  # noqa: E402
-from ksieve.adapters._signatures import names_of, signature_of  # noqa: E402
+from ksieve.adapters._signatures import Finding, adapter_of, known, names_of, signature_of  # noqa: E402
 
 ENGINES = str(ROOT / "tests" / "support" / "fake_engines")
 ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm}
@@ -127,21 +127,37 @@ def test_a_signature_as_text():
     assert names_of("Tensor logits, int next_n") == ["logits", "next_n"]
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_the_adapter_takes_every_call_of_a_known_signature(name):
-    """Of the same names in the same order: what the engine may leave out, the adapter does not ask for."""
-    operator = EVERY[name]
-    module, _, function = operator.adapter.partition(".")
-    ours = inspect.signature(getattr(ADAPTERS[module], function)).parameters
-    for text in operator.signatures:
-        names = names_of(text)
-        assert list(ours)[: len(names)] == names
-        assert all(parameter.default is not inspect.Parameter.empty for parameter in list(ours.values())[len(names) :])
-        for part in text.split(", "):
-            if "=" in part:
-                assert ours[part.partition("=")[0]].default is not inspect.Parameter.empty, part
-        assert set(operator.writes) <= {*names, *names_of(operator.signatures[0])}
-        assert not isinstance(operator.answer, str) or operator.answer in names
+@pytest.mark.parametrize(
+    ("found", "fits"),
+    [
+        ("a, b=1", True),
+        ("a, b=1, *, c=None", True),
+        ("a", True),  # of an older version
+        ("a, b=2", False),
+        ("a, b", False),
+        ("a, *, b=1", False),
+        ("a, b=1, *, c=None, d=2", False),
+        ("", False),
+    ],
+)
+def test_what_is_a_call_of_the_adapter_s_signature(found, fits):
+    assert Finding("name", found, ("a, b=1, *, c=None",)).fits is fits
+
+
+def test_deep_select_s_default_was_both():
+    (takes,) = known(EVERY["sglang.kernels.ops.attention.deep_select.topk"])
+    assert takes.endswith("abort_when_nan_found=False")
+    assert Finding("name", takes.replace("found=False", "found=True"), (takes,)).fits
+
+
+@pytest.mark.parametrize("operator", EVERY.values(), ids=EVERY)
+def test_arguments_that_are_written_are_those_of_the_signature(operator):
+    names = names_of(known(operator)[0])
+    assert set(operator.writes) <= set(names)
+    assert not isinstance(operator.answer, str) or operator.answer in names
+    ours = inspect.signature(adapter_of(operator)).parameters
+    for schema in operator.schemas:
+        assert list(ours)[: len(names_of(schema))] == names_of(schema)
 
 
 def test_every_adapter_function_has_a_known_signature():
@@ -156,7 +172,7 @@ _AUX = "int compress_ratio=1, Tensor? radix_aux_indices=None, Tensor? radix_aux_
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "known"),
+    ("name", "arguments", "fits"),
     [
         ("prefill", "Tensor logits, Tensor row_starts, Tensor row_ends, Tensor indices, int index_topk=2048", True),
         ("decode", _DECODE, True),
@@ -166,10 +182,10 @@ _AUX = "int compress_ratio=1, Tensor? radix_aux_indices=None, Tensor? radix_aux_
         ("decode", f"{_DECODE}, {_AUX}", False),  # of a change that was closed: other arguments in the same places
     ],
 )
-def test_schemas_that_tensorrt_llm_registers(name, arguments, known):
+def test_schemas_that_tensorrt_llm_registers(name, arguments, fits):
     """As its IndexerTopKOp.cpp has them, and PyTorch reads them; no wheel of it can be installed without its index."""
     namespace = f"ksieve_trtllm_{abs(hash(arguments))}"
     library = torch.library.Library(namespace, "FRAGMENT")
     library.define(f"{name}({arguments}) -> ()")
     registered = signature_of(getattr(getattr(torch.ops, namespace), name))
-    assert (registered in EVERY[f"torch.ops.trtllm.indexer_topk_{name}"].signatures) is known
+    assert Finding(name, registered, EVERY[f"torch.ops.trtllm.indexer_topk_{name}"].schemas).fits is fits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import logging
@@ -505,17 +506,28 @@ def test_a_wrong_answer_of_the_engine_is_noticed(engines, number, caplog):
     assert "the answer of the engine is not exact in" in caplog.text
 
 
-def test_a_wrong_answer_of_ksieve_is_noticed_and_its_row_is_kept(engines, monkeypatch, caplog):
+def answers_otherwise(monkeypatch, name, change):
+    """Change every answer of a function of the SGLang adapter, and compare all; returns the fake's module."""
     (kernels,) = load("sgl_kernel")
-    right = sglang.fast_topk_v2
+    right = getattr(sglang, name)
 
-    def wrong(score, lengths, topk, row_starts=None):
-        found = right(score, lengths, topk, row_starts)
+    @functools.wraps(right)
+    def wrong(score, *others, **more):
+        found = right(score, *others, **more)
+        found[:] = change(score, found.clone())
+        return found
+
+    monkeypatch.setattr(sglang, name, wrong)
+    sglang.install(verify=1)
+    return kernels
+
+
+def test_a_wrong_answer_of_ksieve_is_noticed_and_its_row_is_kept(engines, monkeypatch, caplog):
+    def wrong(_, found):
         found[3, 0] = (set(range(100)) - set(found[3].tolist())).pop()
         return found
 
-    monkeypatch.setattr(sglang, "fast_topk_v2", wrong)
-    sglang.install(verify=1)
+    kernels = answers_otherwise(monkeypatch, "fast_topk_v2", wrong)
     scores, lengths, _ = operands()
     starts = torch.full_like(lengths, 5)
     for _ in range(2):
@@ -534,16 +546,12 @@ def test_a_wrong_answer_of_ksieve_is_noticed_and_its_row_is_kept(engines, monkey
 @pytest.mark.parametrize("name", ["fast_topk_transform_fused", "fast_topk_transform_ragged_fused"])
 def test_a_wrong_slot_of_ksieve_behind_a_mapping_is_noticed(engines, monkeypatch, caplog, name):
     """What is served cannot be mapped back to positions: it is compared with the same selection, made again."""
-    (kernels,) = load("sgl_kernel")
-    right = getattr(sglang, name)
 
-    def wrong(*args, **kwargs):
-        found = right(*args, **kwargs)
+    def wrong(_, found):
         found[3, 5] = (set(range(1200, 2000)) - set(found[3].tolist())).pop()
         return found
 
-    monkeypatch.setattr(sglang, name, wrong)
-    sglang.install(verify=1)
+    kernels = answers_otherwise(monkeypatch, name, wrong)
     scores, lengths, _ = operands()
     table, offsets = torch.arange(2400, dtype=torch.int32).reshape(6, 400), torch.arange(6, dtype=torch.int32) * 400
     more = (table, torch.arange(7, dtype=torch.int32)) if name == "fast_topk_transform_fused" else (offsets,)
@@ -570,16 +578,9 @@ def test_a_wrong_answer_of_the_engine_in_rows_with_ties(engines):
 
 def test_other_ties_of_ksieve_behind_a_mapping_are_no_fault(engines, monkeypatch):
     """A kernel may select others of equal scores each time, also where the selection is made again to compare."""
-    (kernels,) = load("sgl_kernel")
-    right = sglang.fast_topk_transform_ragged_fused
-
-    def other(*args, **kwargs):
-        found = right(*args, **kwargs)
-        found[:] = found.flip(1) + torch.arange(6, dtype=torch.int32)[:, None]
-        return found
-
-    monkeypatch.setattr(sglang, "fast_topk_transform_ragged_fused", other)
-    sglang.install(verify=1)
+    rows = torch.arange(6, dtype=torch.int32)[:, None]
+    name = "fast_topk_transform_ragged_fused"
+    kernels = answers_otherwise(monkeypatch, name, lambda _, found: found.flip(1) + rows)
     _, lengths, _ = operands()
     kernels.fast_topk_transform_ragged_fused(torch.zeros(6, 400), lengths, lengths * 0, 8)
     assert adapters.report().verified == adapters.Verified(calls=1, rows=6, equal=1, tied=5)
@@ -587,16 +588,11 @@ def test_other_ties_of_ksieve_behind_a_mapping_are_no_fault(engines, monkeypatch
 
 @pytest.mark.parametrize("beyond", [0, 1], ids=["the same", "different"])
 def test_a_fault_of_both_is_ksieve_s(engines, monkeypatch, beyond):
-    (kernels,) = load("sgl_kernel")
-    right = sglang.fast_topk_v2
-
-    def wrong(score, lengths, topk, row_starts=None):
-        found = right(score, lengths, topk, row_starts)
+    def wrong(score, found):
         ranked = score.argsort(1, descending=True).int()
-        return torch.where(found == ranked[:, :1], ranked[:, topk + beyond, None], found)
+        return torch.where(found == ranked[:, :1], ranked[:, 8 + beyond, None], found)
 
-    monkeypatch.setattr(sglang, "fast_topk_v2", wrong)
-    sglang.install(verify=1)
+    kernels = answers_otherwise(monkeypatch, "fast_topk_v2", wrong)
     scores, lengths, _ = operands()
     engines.WRONG[0] = True
     kernels.fast_topk_v2(scores, lengths, 8)

@@ -240,7 +240,9 @@ def line(error: Exception) -> str:
 
 def planned(operator: Operator, made: Inputs) -> Inputs:
     """Add SGLang's plan of the lengths where an operator reads one."""
-    if "metadata" not in operator.signatures[0]:
+    from ksieve.adapters._signatures import known
+
+    if "metadata" not in known(operator)[0]:
         return made
     return replace(made, metadata=importlib.import_module(operator.source).plan_topk_v2(made.lengths))
 
@@ -249,11 +251,11 @@ def contender_of(
     name: str, operator: Operator, call: Call, run: Callable[[Any, dict[str, Any]], Any], inputs: Sequence[Inputs]
 ) -> Contender:
     """Contender that calls ``run(matrix, arguments)``, whose answers are verified."""
-    from ksieve.adapters._signatures import names_of
+    from ksieve.adapters._signatures import known, names_of
     from ksieve.adapters._verify import _answer
     from ksieve.checking.verify import verify
 
-    first, arguments = names_of(operator.signatures[0])[0], [call.arguments(each) for each in inputs]
+    first, arguments = names_of(known(operator)[0])[0], [call.arguments(each) for each in inputs]
     returned: list[Any] = [None] * len(inputs)
 
     def select(i: int) -> None:

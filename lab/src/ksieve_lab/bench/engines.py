@@ -124,14 +124,12 @@ def _plan(case: Case, k: int, device: DeviceInfo) -> Plan:
     """Plan of the selection that a call makes."""
     import torch
 
-    from ksieve.adapters import _forms
+    from ksieve.adapters import _forms, _signatures
 
     operator, rows, width, dtype = case
-    module, _, name = operator.operator.adapter.partition(".")
-    function = getattr(importlib.import_module(f"ksieve.adapters.{module}"), name)
     matrix = torch.zeros(2, _k(operator, k), dtype=getattr(torch, dtype))
     few = Inputs(matrix, torch.ones(2, dtype=torch.int32), _k(operator, k))
-    asked = _forms.seen(function, matrix, **operator.call.arguments(few))
+    asked = _forms.seen(_signatures.adapter_of(operator.operator), matrix, **operator.call.arguments(few))
     return api.plan(rows=rows, width=width, k=asked.k, dtype=dtype, device=device, options=asked.options)
 
 
