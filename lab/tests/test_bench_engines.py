@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 from pathlib import Path
@@ -106,6 +107,7 @@ def test_errors_in_result_files_have_no_folders(bench, tmp_path, monkeypatch):
 def test_a_refused_call_is_not_measured_as_ours(bench, tmp_path, monkeypatch):
     module = importlib.import_module("ksieve.adapters.sglang")
 
+    @functools.wraps(module.topk)
     def refuse(*_, **__):
         raise ArgumentError("topk", 1, "no")
 
