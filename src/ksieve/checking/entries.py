@@ -1,4 +1,4 @@
-"""Answers of calls with entries (`ksieve.core.entries`), read back as the entries that each row selects.
+"""Answers of calls with entries (`ksieve.core.entries`) or positions, read back as the entries that each row selects.
 
 What a plain selection cannot say is decided here: whether the slots hold whole entries and the tail, whether the forced
 ones are among them, and whether these are where the order puts them. The others are left to `ksieve.checking.judge`, as
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.checking.verdict import Finding, Reason
+from ksieve.checking.verdict import Finding, Reason, word
 from ksieve.core.entries import Entries, Forced, forced
 from ksieve.core.options import Options
 
@@ -155,7 +155,8 @@ def _entries_of(found: Selection, r: int, row: I64, end: int, options: Options, 
         known[known] = held[own[known]] == numbers[known]
     if not known.all():
         at = int(columns[np.argmin(known)])
-        _refuse(Reason.OUT_OF_RANGE, (at,), f"slot {at} holds {row[at]}, which is of no entry of the row")
+        of = "which is of no entry" if options.entries else "the position of no score"
+        _refuse(Reason.OUT_OF_RANGE, (at,), f"slot {at} holds {row[at]}, {of} of the row")
     if expand > 1:
         begins = np.maximum(numbers * expand, low)
         whole = (body[columns] == begins) & (
@@ -175,7 +176,7 @@ def _others(found: Selection, r: int, own: I64, columns: I64, end: int, k: int, 
     if (twice := np.flatnonzero(np.diff(ordered) == 0)).size:
         entry = int(ordered[twice[0]])
         one, two = (int(c) for c in columns[own == entry][:2])
-        note = f"entry {found.number(r, entry)} stands in slots {one} and {two}"
+        note = f"{word(options)} {found.number(r, entry)} stands in slots {one} and {two}"
         _refuse(Reason.DUPLICATE, (one, two), note)
     parts, total = found.forced, int(found.entries.total[r])
     before = int(parts.begin[r])
@@ -202,7 +203,9 @@ def _others(found: Selection, r: int, own: I64, columns: I64, end: int, k: int, 
         rule = "forced entries stand first, in the order of equal scores" if options.order == "value" else "by position"
         at = int(columns[wrong[0]])
         _refuse(
-            Reason.UNSORTED, (at,), f"slot {at} does not hold entry {found.number(r, int(expected[wrong[0]]))}: {rule}"
+            Reason.UNSORTED,
+            (at,),
+            f"slot {at} does not hold {word(options)} {found.number(r, int(expected[wrong[0]]))}: {rule}",
         )
     return own[~above] - before, columns[~above]
 

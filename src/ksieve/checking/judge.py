@@ -28,7 +28,6 @@ from ksieve.checking.verdict import Finding, Reason, Verdict, explain
 from ksieve.core.entries import bounds
 from ksieve.core.keys import NAN_LEVEL, widen
 from ksieve.core.options import Options
-from ksieve.model.gathering import Gathered, gather
 from ksieve.model.pooling import entries_of
 
 I64 = NDArray[np.int64]
@@ -102,29 +101,17 @@ def _bounded(array: NDArray[Any]) -> I64:
     return array.astype(np.int64)
 
 
-def _placed(finding: Finding, places: NDArray[np.int32], slots: NDArray[Any]) -> Finding:
-    """A finding in a gathered row, in terms of positions; `slots` are those of the answer."""
-    worst, left = finding.worst, finding.best_left
-    return replace(
-        finding,
-        positions=tuple(int(slots[s]) for s in finding.slots),
-        worst=worst and (int(places[worst[0]]), worst[1]),
-        best_left=left and (int(places[left[0]]), left[1]),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _View:
     """Rows as a plain selection sees them: their scores, an answer to it, and its windows and ks as `bounds`.
 
-    Gathered rows have `places`, the positions of their scores. Those of a call with entries have the `selection` that
-    was read from the caller's answer, and the `windows` and ks of the call.
+    Rows of a call with entries or positions have the `selection` that was read from the caller's answer, and the
+    `windows` and ks of the call.
     """
 
     scores: Any
     answer: Any
     bounds: tuple[I64, I64, I64]
-    places: NDArray[np.int32] | None = None
     selection: entries.Selection | None = None
     windows: tuple[I64, ...] = ()
 
@@ -177,18 +164,13 @@ class Judge:
         asked = self.asked
         begin, length, ks, tails = asked.windows(at.start, at.stop)
         own = None if asked.positions is None else asked.positions[at]
-        if asked.options.entries:
+        if asked.options.entries or own is not None:
             found = entries_of(asked.options, piece, begin, length, tails, positions=own)
             read = entries.read(asked.options, found, ks, answer, asked.sentinel)
             return _View(
                 found.scores, read.answer, (read.begin, read.forced.total, read.forced.slots), selection=read,
                 windows=(begin, length, ks),
             )  # fmt: skip
-        if own is not None and piece.shape[1]:
-            rows = gather(piece, own, begin, length, True)
-            return _View(
-                rows.scores, self._local(rows, answer), (0 * begin, rows.lengths.astype(np.int64), ks), rows.places
-            )
         return _View(piece, answer, (begin, length, ks))
 
     def _finding(self, view: _View, at: slice, r: int) -> Finding:
@@ -219,19 +201,6 @@ class Judge:
             return replace(
                 found, start=int(view.windows[0][r]), length=int(view.windows[1][r]), live=row_id < asked.live
             )
-        return found if view.places is None else _placed(found, view.places[r], given)
-
-    def _local(self, rows: Gathered, answer: Any) -> I64:
-        """Columns in gathered rows of the positions of an answer; a negative number for one that no score has."""
-        sentinel = self.asked.sentinel
-        unknown = -2 if sentinel != -2 else -3
-        found = np.where(answer == sentinel, sentinel, unknown).astype(np.int64)
-        for r, length in enumerate(rows.lengths):
-            own = rows.places[r, :length]
-            column = np.searchsorted(own, answer[r])
-            known = (column < length) & (answer[r] != sentinel)
-            known[known] = own[column[known]] == answer[r][known]
-            found[r, known] = column[known]
         return found
 
     def _rows(self, scores: Any, vectors: list[Any], indices: Any) -> tuple[Any, Any, Any, Any]:

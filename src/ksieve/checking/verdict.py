@@ -130,7 +130,7 @@ class Finding:
         if self.note:
             return self.note
         slot, holds = self.slots[0], f"slot {self.slots[0]} holds"
-        what = "entry" if self.options.entries else "position"
+        what = word(self.options)
         if self.reason is Reason.NOT_LARGEST and self.worst and self.best_left:
             return (
                 f"{holds} {what} {self.worst[0]} with score {self.worst[1]!r}, but {what} {self.best_left[0]} "
@@ -158,8 +158,6 @@ class Finding:
         if self.reason is Reason.OUT_OF_RANGE:
             first = self.start if self.options.index_base == "row" else 0
             rule = f"outside [{first}, {first + self.length})" if self.live else "not the sentinel"
-            if self.options.positions and self.live:
-                rule = "the position of no score of the row"
             return f"{holds} {self.positions[0]}, {rule}"
         text = f"{holds} the sentinel {self.positions[0]}"
         if self.reason is Reason.MISPLACED:
@@ -353,6 +351,11 @@ def _shown(score: np.float32) -> float:
     if bits & 0x7F800000:
         return float(score)
     return (bits & 0x7FFFFF) * 2.0**-149 * (-1 if bits >> 31 else 1)
+
+
+def word(options: Options) -> str:
+    """What a row's k are selected of, in messages."""
+    return "entry" if options.entries else "position"
 
 
 def _count(number: int, noun: str) -> str:
