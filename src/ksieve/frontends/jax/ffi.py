@@ -18,6 +18,7 @@ import ctypes
 import math
 import time
 from collections.abc import Callable, Iterator
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any, ClassVar, NamedTuple
 
 from ksieve.core.errors import ArgumentError, BackendError
@@ -36,109 +37,85 @@ DTYPES = {
 """Names of XLA's dtypes, by number, as far as an array of a selection, or a mistaken one, can have them."""
 
 
-class _Extended(ctypes.Structure):
+class _Extended(Structure):
     """How most structures begin."""
 
-    _fields_: ClassVar[Any] = (("struct_size", ctypes.c_size_t), ("extension", ctypes.c_void_p))
+    _fields_: ClassVar[Any] = (("struct_size", c_size_t), ("extension", c_void_p))
 
 
 class _ApiVersion(_Extended):
-    _fields_ = (("major", ctypes.c_int), ("minor", ctypes.c_int))
+    _fields_ = (("major", c_int), ("minor", c_int))
 
 
 class _ErrorCreate(_Extended):
-    _fields_ = (("message", ctypes.c_char_p), ("code", ctypes.c_int))
+    _fields_ = (("message", c_char_p), ("code", c_int))
 
 
 class _StreamGet(_Extended):
-    _fields_ = (("context", ctypes.c_void_p), ("stream", ctypes.c_void_p))
+    _fields_ = (("context", c_void_p), ("stream", c_void_p))
 
 
 class _OrdinalGet(_Extended):
-    _fields_ = (("context", ctypes.c_void_p), ("ordinal", ctypes.c_int32))
+    _fields_ = (("context", c_void_p), ("ordinal", c_int32))
 
 
 # All functions of the table take the address of a structure, and return the address of an error or None.
-_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+_FUNCTION = CFUNCTYPE(c_void_p, c_void_p)
 
 
 class _Api(_Extended):
     _fields_ = (
         ("version", _ApiVersion),
-        ("internal", ctypes.c_void_p),
+        ("internal", c_void_p),
         ("error_create", _FUNCTION),
-        ("error_details", ctypes.c_void_p),
-        ("error_destroy", ctypes.c_void_p),
-        ("handler_register", ctypes.c_void_p),
+        ("error_details", c_void_p),
+        ("error_destroy", c_void_p),
+        ("handler_register", c_void_p),
         ("stream_get", _FUNCTION),
-        ("unused", ctypes.c_void_p * 12),
+        ("unused", c_void_p * 12),
         ("ordinal_get", _FUNCTION),
     )
 
 
-class _Metadata(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("version", _ApiVersion),
-        ("traits", ctypes.c_uint32),
-        ("state_type", ctypes.c_int64),
-    )
+class _Metadata(Structure):
+    _fields_ = (("struct_size", c_size_t), ("version", _ApiVersion), ("traits", c_uint32), ("state_type", c_int64))
 
 
-class _Extension(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("type", ctypes.c_int),
-        ("next", ctypes.c_void_p),
-        ("metadata", ctypes.c_void_p),
-    )
+class _Extension(Structure):
+    _fields_ = (("struct_size", c_size_t), ("type", c_int), ("next", c_void_p), ("metadata", c_void_p))
 
 
 class _Buffer(_Extended):
-    _fields_ = (
-        ("dtype", ctypes.c_int),
-        ("data", ctypes.c_void_p),
-        ("rank", ctypes.c_int64),
-        ("dims", ctypes.POINTER(ctypes.c_int64)),
-    )
+    _fields_ = (("dtype", c_int), ("data", c_void_p), ("rank", c_int64), ("dims", POINTER(c_int64)))
 
 
 class _Buffers(_Extended):
-    _fields_ = (
-        ("size", ctypes.c_int64),
-        ("types", ctypes.c_void_p),
-        ("items", ctypes.POINTER(ctypes.c_void_p)),
-    )
+    _fields_ = (("size", c_int64), ("types", c_void_p), ("items", POINTER(c_void_p)))
 
 
 class _Attributes(_Extended):
-    _fields_ = (
-        ("size", ctypes.c_int64),
-        ("types", ctypes.c_void_p),
-        ("names", ctypes.c_void_p),
-        ("items", ctypes.POINTER(ctypes.c_void_p)),
-    )
+    _fields_ = (("size", c_int64), ("types", c_void_p), ("names", c_void_p), ("items", POINTER(c_void_p)))
 
 
-class _Span(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t))
+class _Span(Structure):
+    _fields_ = (("data", c_void_p), ("size", c_size_t))
 
 
 class _CallFrame(_Extended):
     _fields_ = (
-        ("api", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-        ("stage", ctypes.c_int),
+        ("api", c_void_p),
+        ("context", c_void_p),
+        ("stage", c_int),
         ("arguments", _Buffers),
         ("results", _Buffers),
         ("attributes", _Attributes),
     )
 
 
-class _Answer(ctypes.Structure):
+class _Answer(Structure):
     """What the native part of a handler passes to Python, and gets back."""
 
-    _fields_ = (("frame", ctypes.c_void_p), ("error", ctypes.c_void_p), ("done", ctypes.c_int64))
+    _fields_ = (("frame", c_void_p), ("error", c_void_p), ("done", c_int64))
 
 
 class Buffer(NamedTuple):
