@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +11,14 @@ import pytest
 import ksieve
 from ksieve_lab import demo
 from ksieve_lab.captures.writer import CaptureWriter
-from ksieve_lab.cli.app import main, tree
+from ksieve_lab.cli.app import tree
 from parts import but_for
 
 ROWS, WIDTH, K = 4, 40_000, 32
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def there(tmp_path, monkeypatch):
     """A working folder with a capture, an exact answer and a wrong one."""
     scores = np.random.default_rng(5).standard_normal((ROWS, WIDTH), dtype=np.float32)
     with CaptureWriter(tmp_path / "s.safetensors", ROWS, WIDTH, k=K, metadata={"title": "é\x1b[31m", "rows": "9"}) as w:
@@ -36,14 +34,6 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small = getattr(demo, "SYNTHETIC", {}) | {"rows": 2, "width": 40_000}
     monkeypatch.setattr(demo, "SYNTHETIC", small, raising=False)
     return tmp_path
-
-
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["ksieve", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    text = capsys.readouterr()
-    return int(ended.value.code or 0), text.out, text.err
 
 
 COMMANDS: dict[tuple[str, ...], tuple[int, dict[str, Any]]] = {
@@ -75,11 +65,9 @@ SHORT = [words for words in COMMANDS if words[0] != "replay"]
 
 
 @pytest.mark.parametrize("words", but_for(SHORT, COMMANDS), ids=" ".join)
-def test_json_is_one_object_and_nothing_else(
-    there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
+def test_json_is_one_object_and_nothing_else(there, run, words):
     code, expected = COMMANDS[words]
-    ran = run(capsys, monkeypatch, *words, "--json")
+    ran = run(*words, "--json")
     assert (ran[0], ran[2]) == (code, "")
     found = json.loads(ran[1], parse_constant=lambda name: pytest.fail(name))
     assert isinstance(found, dict)
@@ -88,10 +76,8 @@ def test_json_is_one_object_and_nothing_else(
     assert ran[1].isascii() and "\x1b" not in ran[1]
 
 
-def test_a_refuted_answer_as_json(
-    there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, out, _ = run(capsys, monkeypatch, "verify", "s.safetensors", "wrong.npy", "--json")
+def test_a_refuted_answer_as_json(there, run):
+    _, out, _ = run("verify", "s.safetensors", "wrong.npy", "--json")
     first = json.loads(out)["first"]
     assert (first["row"], first["length"], first["reason"], first["slots"]) == (1, WIDTH, "duplicate", [0, 1])
     assert set(first["worst"]) == set(first["best_left"]) == {"position", "score"}
@@ -100,31 +86,27 @@ def test_a_refuted_answer_as_json(
 @pytest.mark.parametrize(
     "words", but_for(SHORT, [w for w in COMMANDS if w[0] not in ("plan", "info", "cache")]), ids=" ".join
 )
-def test_quiet_prints_nothing(
-    there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    assert run(capsys, monkeypatch, *words, "--quiet") == (COMMANDS[words][0], "", "")
+def test_quiet_prints_nothing(there, run, words):
+    assert run(*words, "--quiet") == (COMMANDS[words][0], "", "")
 
 
-def test_errors_stay(there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_stay(there, run):
     for mode in ("--quiet", "--json"):
-        code, out, err = run(capsys, monkeypatch, "verify", "s.safetensors", "absent.npy", mode)
+        code, out, err = run("verify", "s.safetensors", "absent.npy", mode)
         assert (code, out) == (2, "") and err.startswith("error: ")
     # The mode of one command does not outlive it.
-    assert run(capsys, monkeypatch, "info", "s.safetensors")[1] != ""
+    assert run("info", "s.safetensors")[1] != ""
 
 
-def test_study_prints_its_result_file(
-    there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_study_prints_its_result_file(there, run):
     pytest.importorskip("matplotlib")
-    code, out, _ = run(capsys, monkeypatch, "study", "s.safetensors", "--rows", "2", "--out", "st", "--json", "-")
+    code, out, _ = run("study", "s.safetensors", "--rows", "2", "--out", "st", "--json", "-")
     assert code == 0
     assert json.loads(out)["bench"] == "study"
 
 
-def test_every_command_that_prints_facts_takes_json() -> None:
-    def walk(group: Any, path: str) -> dict[str, set[str]]:
+def test_every_command_that_prints_facts_takes_json():
+    def walk(group, path):
         found: dict[str, set[str]] = {}
         for name, command in group.commands.items():
             if hasattr(command, "commands"):

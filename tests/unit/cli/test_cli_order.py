@@ -68,6 +68,20 @@ WRONG = {
     "bench ranks-rows --shapes -1": "--shapes: got '-1'",
     "build --for vllm --rows 3": "--rows: got [3]; takes nothing with --for",
     "build --arch sm_90a --bundle none/x.zip": "--bundle: got none/x.zip",
+    "plan --rows 1 --width 1 --k 0": "--k: got 0; takes an int from 1 to 1048576",
+    "plan --rows 1 --width 9 --k 1 --pitch 8": "--pitch: got 8; takes an int of",
+    "plan --rows 1 --width 9 --k 1 --policy z": "--policy: got 'z'; takes",
+    "plan --rows 1 --width 9 --k 1 --device tpu": "--device: got 'tpu'; takes cpu, cuda, cuda:<ordinal> or one of a100",
+    "info absent.safetensors": "absent.safetensors: no such file",
+    "import absent.npy x.safetensors": "absent.npy: no such file",
+    "synth nothing x.safetensors --rows 1 --width 1": "PRODUCER: got 'nothing'; takes one of",
+    "synth all_equal x.npy --rows 1 --width 1": "OUT: got x.npy; takes a file name ending in",
+    "synth all_equal no/x.safetensors --rows 1 --width 1": "takes a file in a folder that",
+    "synth all_equal x.safetensors --rows 1 --width 1 --lengths z": "--lengths: got 'z'",
+    "select absent.safetensors --k 0": "absent.safetensors: no such file",
+    "select s.safetensors --k 1048577": "--k: got 1048577; takes an int from 1 to 1048576",
+    "select s.safetensors --out x.txt": "--out: got x.txt; takes a file name ending in .npy or .safetensors",
+    "select s.safetensors --stats-out x.txt": "--stats-out: got x.txt; takes a file name ending in .csv or .npy",
     "select s.safetensors --backend cuda --policy z": "--policy: got 'z'",
     "select s.safetensors --backend cuda --k 0": "--k: got 0",
     **{f"{command} --figures f --out none/x.json": "--out: got none/x.json" for command in FIGURES},
@@ -85,7 +99,7 @@ EXTRAS = {
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+def ran(tmp_path_factory):
     place = tmp_path_factory.mktemp("order")
     (place / "file").touch()
     (place / "r.json").write_text('{"schema": 1, "bench": "gpu"}')
@@ -108,7 +122,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
 
 
 @pytest.mark.parametrize("line", [*WRONG, *EXTRAS])
-def test_a_command_speaks_of_arguments_then_outputs_then_extras(ran: dict, line: str) -> None:
+def test_a_command_speaks_of_arguments_then_outputs_then_extras(ran, line):
     code, out, err = ran[line]
     said = " ".join(err.split())
     assert (code, out) == (2, "") and said.startswith("error: "), said

@@ -14,25 +14,17 @@ import ksieve
 from ksieve.cli import files
 from ksieve.core.errors import ArgumentError
 from ksieve_lab.captures.writer import CaptureWriter
-from ksieve_lab.cli.app import main
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(ksieve.__file__).parents[1])}
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["ksieve", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
-def test_the_rule(there: Path) -> None:
+def test_the_rule(there):
     (there / "folder").mkdir()
     for path in ("folder", "folder/", "./folder", str(there / "folder"), Path("folder")):
         assert files.target("--out", path, "name.json", (".json",)).resolve() == there / "folder" / "name.json"
@@ -49,17 +41,17 @@ def test_the_rule(there: Path) -> None:
         files.target("--out", "file/", "name.json", (".json",))
 
 
-def unwritable(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
+def unwritable(monkeypatch, *paths):
     """Let some paths look read-only, as they do to any user but root."""
     closed, real = {os.path.realpath(path) for path in paths}, os.access
 
-    def access(path: str | os.PathLike[str], mode: int) -> bool:
+    def access(path, mode):
         return not (mode & os.W_OK and os.path.realpath(path) in closed) and real(path, mode)
 
     monkeypatch.setattr(os, "access", access)
 
 
-def test_an_output_that_cannot_be_written_is_refused(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_cannot_be_written_is_refused(there, monkeypatch):
     for folder in ("ro", "rw"):
         (there / folder).mkdir()
     (there / "rw" / "kept.json").write_text("{}")
@@ -80,9 +72,7 @@ def test_an_output_that_cannot_be_written_is_refused(there: Path, monkeypatch: p
         files.check_folder("--figures", Path("rw/kept.json"))
 
 
-def test_commands_refuse_such_an_output_before_any_work(
-    there: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_refuse_such_an_output_before_any_work(there, monkeypatch, run):
     with CaptureWriter("s.safetensors", 4, 4000, k=8) as writer:
         writer.write(np.zeros((4, 4000), np.float32), np.full(4, 4000, np.int32))
     (there / "ro").mkdir()
@@ -101,14 +91,14 @@ def test_commands_refuse_such_an_output_before_any_work(
         ("bench", "cpu", "--out", "ro"),
         ("tune", "--out", "ro/t.json"),
     ):
-        assert run(monkeypatch, *words) == 2, words
-        said = capsys.readouterr().err
+        code, _, said = run(*words)
+        assert code == 2, words
         assert said.startswith(f"error: {words[-2]}: got ") and "may not be written" in said, (words, said)
     assert list((there / "ro").iterdir()) == []
 
 
 @pytest.mark.extended
-def test_every_command_follows_the_rule(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_follows_the_rule(there, run):
     scores = np.random.default_rng(5).standard_normal((40, 4000), dtype=np.float32)
     with CaptureWriter("s.safetensors", 40, 4000, k=8) as writer:
         writer.write(scores, np.full(40, 4000, np.int32))
@@ -124,15 +114,15 @@ def test_every_command_follows_the_rule(there: Path, monkeypatch: pytest.MonkeyP
           "--scores", "random_normal", "--out", "i/"), ""),
     ]  # fmt: skip
     for words, path in commands:
-        assert run(monkeypatch, *words) == 0, words
+        assert run(*words).code == 0, words
         assert Path(path).exists(), path
     assert Path("f/calibration.json").exists()
     assert [p.suffix for folder in ("h", "i") for p in Path(folder).iterdir()] == [".json", ".json"]
 
 
 @pytest.mark.extended
-def test_completion() -> None:
-    def complete(line: str) -> list[str]:
+def test_completion():
+    def complete(line):
         env = ENV | {"_KSIEVE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
         done = subprocess.run([sys.executable, "-m", "ksieve"], env=env, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")

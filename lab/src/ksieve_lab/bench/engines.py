@@ -8,7 +8,6 @@ verified. What a call costs the host is timed in turns too, on a matrix so small
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import statistics
 import time
