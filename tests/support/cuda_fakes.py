@@ -129,6 +129,9 @@ class FakeDriver:
     def free(self, pointer, context):
         self.freed.append((pointer, context))
 
+    def write(self, pointer, data):
+        ctypes.memmove(pointer, bytes(data), data.nbytes)
+
     def read(self, pointer, size):
         return bytearray(view(pointer, size, np.uint8).tobytes())
 

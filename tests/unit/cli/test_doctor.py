@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +13,11 @@ import pytest
 from conftest import ROOT, cuda_devices
 from typer.testing import CliRunner
 
+from cuda_fakes import fake_backend
 from ksieve import api, doctor, self_test
 from ksieve.backends.cuda.jit.bundle import write as write_bundle
 from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources
 from ksieve.backends.cuda.jit.spec import KernelSpec
-from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.cli import doctor as command
 from ksieve.core.errors import BackendError
 from ksieve.doctor import Bundle, Cache, Driver, Gpu, Report
@@ -148,58 +146,12 @@ def test_what_a_backend_raises_is_a_finding(monkeypatch, error):
     assert found.problem in ("no driver", "ImportError: Numba needs NumPy 2.3 or less")
 
 
-class HostDriver:
-    """A CUDA driver whose device memory is host memory."""
-
-    def __init__(self):
-        self.held = {}
-
-    def device_info(self, index):
-        return DEVICES["h200"]
-
-    def context(self, index):
-        return 7
-
-    @contextmanager
-    def activated(self, context):
-        yield
-
-    def allocate(self, size):
-        memory = ctypes.create_string_buffer(size)
-        self.held[ctypes.addressof(memory)] = memory
-        return ctypes.addressof(memory)
-
-    def write(self, pointer, data):
-        ctypes.memmove(pointer, bytes(data.cast("B")), data.nbytes)
-
-    def read(self, pointer, size):
-        return bytearray(ctypes.string_at(pointer, size))
-
-    def free(self, pointer, context):
-        del self.held[pointer]
-
-    def synchronize(self, stream):
-        assert stream == 0
-
-
 def test_the_gpu_is_tested_without_an_array_library(monkeypatch):
-    driver = HostDriver()
-    monkeypatch.setattr(cuda_driver, "get", lambda: driver)
-
-    def view(array):
-        facts = array.__cuda_array_interface__
-        size = int(np.prod(facts["shape"])) * np.dtype(facts["typestr"]).itemsize
-        raw = (ctypes.c_char * size).from_address(facts["data"][0])
-        return np.frombuffer(raw, facts["typestr"]).reshape(facts["shape"])
-
-    def topk(scores, lengths, k, *, out, backend):
-        assert backend == "cuda"
-        view(out)[...] = reference.select(view(scores), view(lengths), k, policy=None)[0]
-
-    monkeypatch.setattr(api, "topk", topk)
+    driver = next(fakes := fake_backend(monkeypatch))
     found = self_test.run("cuda")
     assert (found.ran, found.exact, found.problem) == (True, True, None)
-    assert driver.held == {}, "device memory was not given back"
+    assert driver.launches and len(driver.freed) == 3 * len([*self_test.cases()])
+    next(fakes, None)
 
 
 # ---- facts ---------------------------------------------------------------------------------------------------

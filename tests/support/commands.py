@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import pytest
 
-from ksieve_lab.cli import app
-
 
 class Ran(NamedTuple):
     code: int
@@ -18,6 +16,8 @@ class Ran(NamedTuple):
 
 @pytest.fixture
 def run(capsys, monkeypatch):
+    from ksieve_lab.cli import app  # not where no command is run
+
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*words):
