@@ -18,7 +18,6 @@ import torch
 
 from ksieve.adapters import _select
 from ksieve.adapters._operators import OPERATORS
-from ksieve.adapters._rows import on_cuda
 from ksieve.backends.cuda.jit import build
 from ksieve.backends.cuda.jit.spec import KernelSpec, compiled_options
 from ksieve.core import call as calls
@@ -89,7 +88,7 @@ def forms(function: Callable[..., Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def options_of(engine: str) -> tuple[Options, ...]:
-    """Return the distinct options for which an engine's calls take kernels; with "all" those of every engine."""
+    """Return the distinct options of an engine's calls; with "all" those of every engine."""
     engines = tuple(OPERATORS) if engine == "all" else (engine,)
     asked: dict[Options, None] = {}
     for name in engines:
@@ -97,7 +96,7 @@ def options_of(engine: str) -> tuple[Options, ...]:
             for scores, arguments in forms(function):
                 with contextlib.suppress(ArgumentError):
                     asked[seen(function, scores, **arguments).options] = None
-    return tuple(options for options in asked if on_cuda(options))
+    return tuple(asked)
 
 
 def functions(engine: str) -> list[Callable[..., Any]]:

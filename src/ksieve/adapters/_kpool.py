@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ksieve.adapters._rows import refuse_early
 from ksieve.adapters._select import require, select
 from ksieve.core.errors import ArgumentError
 
@@ -157,7 +156,6 @@ def _pools(
     if size > 1:
         options["expand"] = size
         if seq_lens is not None:
-            refuse_early(names, scores, k, expand=size)
             # The tail begins after the last pool, also where a caller has fewer pools than its positions would fill.
             whole = lengths.clamp(0, scores.shape[1])
             options["tail"] = seq_lens.clamp(min=0).remainder_(size).add_(whole, alpha=size)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ksieve.adapters._select import select
 from ksieve.core.errors import ArgumentError
-from ksieve.core.options import Options
-from ksieve.core.problem import Device, Problem
-from ksieve.planning.choose import choose
-from ksieve.planning.devices import DEVICES
 
 
 def operands(logits: Any, indices: Any, rows: int, stride0: int, stride1: int, k: int) -> tuple[Any, Any]:
@@ -45,24 +37,3 @@ def compressed(seq_lens: Any, next_n: int, ratio: int) -> Any:
         seen = torch.arange(1 - next_n, 1, dtype=torch.int32, device=seq_lens.device)
         lengths = (lengths[:, None] + seen).reshape(-1)
     return torch.div(lengths, ratio, rounding_mode="floor")
-
-
-def refuse_early(names: Mapping[str, str], scores: Any, k: int, **numbers: int) -> None:
-    """Have options that no CUDA kernel has refused before tensors are made for them: an engine then serves the call."""
-    if scores.is_cuda and _refused(**numbers):
-        select(names, scores, None, k, **numbers)
-
-
-@functools.cache
-def _refused(**numbers: int) -> bool:
-    return not on_cuda(Options(**numbers))  # type: ignore[arg-type]
-
-
-@functools.cache
-def on_cuda(options: Options) -> bool:
-    """Whether CUDA kernels have these options: whether a selection of usual size can be planned."""
-    asked = Problem(64, 16_384, 16_384, 512, "float32", Device("cuda", 0), options)
-    with contextlib.suppress(ArgumentError):
-        choose(asked, DEVICES["h100"])
-        return True
-    return False

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters._rows import compressed, refuse_early
+from ksieve.adapters._rows import compressed
 from ksieve.adapters._select import require, select, tie_break_of
 from ksieve.adapters._switch import Engine
 from ksieve.core.errors import ArgumentError
@@ -327,8 +327,6 @@ def msa_topk_select(
     """
     require(max_score.dim() == 3, "max_score", f"shape {tuple(max_score.shape)}", "shape (heads, blocks, tokens)")
     heads, blocks, tokens = max_score.shape
-    if heads:
-        refuse_early(_MSA, max_score[0], topk, force_first=force_begin_blocks, force_last=force_end_blocks)
     scores, lengths = max_score.permute(2, 0, 1).contiguous().view(tokens * heads, blocks), None
     if isinstance(num_valid_pages, torch.Tensor):
         shape = tuple(num_valid_pages.shape)

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from conftest import ROOT  # noqa: E402
 
 import adapter_calls as cases  # noqa: E402
-from ksieve.adapters import _rows, flashinfer, sglang, tensorrt_llm, vllm  # noqa: E402
+from ksieve.adapters import flashinfer, sglang, tensorrt_llm, vllm  # noqa: E402
 from ksieve.core.errors import ArgumentError  # noqa: E402
 
 SWITCH = {"install", "uninstall", "warm_up"}
@@ -195,25 +195,6 @@ def test_nan_is_selected_only_when_nothing_else_is_left():
     values, indices = sglang.topk(x, 80, return_value=True, abort_when_nan_found=True)
     assert (values.isnan().sum(1) == 80 - 66).all()
     assert torch.equal(x.gather(1, indices.long()).isnan(), values.isnan())
-
-
-def test_what_no_kernel_has_is_refused_before_tensors_are_made(monkeypatch):
-    """Without a GPU: scores that say they are on one, and have nothing else."""
-
-    class OnGpu:
-        is_cuda, shape = True, (2, 3, 4)
-        dim = staticmethod(lambda: 3)
-        __getitem__ = lambda self, _: self  # noqa: E731
-
-    def refuse(names, scores, lengths, k, **options):
-        raise ArgumentError(names[next(name for name, used in options.items() if used)], "it", "scores on the CPU")
-
-    monkeypatch.setattr(_rows, "select", refuse)
-    monkeypatch.setattr(_rows, "on_cuda", lambda options: not options.entries)
-    with pytest.raises(ArgumentError, match=r"^kpool: got"):
-        sglang.fast_kpool_topk_transform_fused(OnGpu(), None, 4, 8, seq_lens=OnGpu())
-    with pytest.raises(ArgumentError, match=r"^force_end_blocks: got"):
-        flashinfer.msa_topk_select(OnGpu(), 2, force_end_blocks=1)
 
 
 def test_under_torch_compile():
