@@ -306,6 +306,9 @@ def test_a_user_without_a_home_has_a_cache_in_the_temporary_directory(tmp_path, 
     assert code_cache.cache_dir() == tmp_path / "~" / "c"
     monkeypatch.setenv("KSIEVE_CACHE_DIR", "c")
     assert code_cache.cache_dir() == tmp_path / "c"
+    monkeypatch.delenv("KSIEVE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert code_cache.cache_dir() == Path("/xdg/ksieve") or sys.platform != "linux"
 
 
 # ---- several at once ---------------------------------------------------------------------------------------

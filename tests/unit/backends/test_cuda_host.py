@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -505,17 +504,6 @@ def test_missing_sources_say_to_reinstall(tmp_path):
         Sources.read(tmp_path)
 
 
-def test_entries_are_found_again_and_record_what_they_are(nvrtc, sources, tmp_path):
-    folder = tmp_path / "cache"
-    first, compiled = cache.obtain(SPEC, sources, folder)
-    again, compiled_again = cache.obtain(SPEC, sources, folder)
-    assert compiled and not compiled_again and again == first
-    (entry,) = Store("cuda", folder).entries()
-    assert entry.facts == cache.facts_of(SPEC, sources) and entry.facts["defines"] == dict(SPEC.defines)
-    assert entry.facts["arch"] == "sm_80" and entry.size > len(first.code)
-    assert list((folder / "cuda").iterdir()) == [entry.path], "nothing partial is left behind"
-
-
 def test_clear_removes_entries_and_leftovers_alone(nvrtc, sources, tmp_path):
     folder, store = tmp_path / "cache", Store("cuda", tmp_path / "cache")
     cache.obtain(SPEC, sources, folder)
@@ -525,47 +513,6 @@ def test_clear_removes_entries_and_leftovers_alone(nvrtc, sources, tmp_path):
     assert [p.name for p in (folder / "cuda").iterdir()] == ["mine.txt"]
     nowhere = Store("cuda", tmp_path / "nowhere")
     assert nowhere.clear() == 0 and list(nowhere.entries()) == []
-
-
-def test_eight_processes_compile_each_kernel_once(nvrtc, sources, tmp_path):
-    program = """
-import logging, sys
-from dataclasses import replace
-from ksieve.backends.cuda.jit import cache
-from ksieve.backends.cuda.jit.compile import Sources
-from ksieve.backends.cuda.jit.spec import KernelSpec
-from pathlib import Path
-logging.getLogger("ksieve").setLevel(logging.ERROR)
-sources, compiled = Sources.read(Path(sys.argv[1])), 0
-for k in range(6):
-    for _ in range(2):
-        spec = KernelSpec("dummy", "sm_80", (("KSIEVE_THREADS", 128), ("KSIEVE_K", k), ("KSIEVE_SHARED_BYTES", 512)))
-        cubin, new = cache.obtain(spec, sources, Path(sys.argv[2]))
-        compiled += new
-        assert cubin.code.startswith(b"\\x7fELF")
-print(compiled)
-"""
-    folder = tmp_path / "cache"
-    command = [sys.executable, "-W", "error", "-c", program, str(sources.directory), str(folder)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(8)]
-    made = 0
-    for process in running:
-        stdout, stderr = process.communicate(timeout=120)
-        assert process.returncode == 0 and stderr == "", stderr
-        made += int(stdout)
-    assert made == 6, "a kernel was compiled twice"
-    found = list(Store("cuda", folder).entries())
-    assert len(found) == 6 and all(e.facts for e in found)
-    assert len(list((folder / "cuda").iterdir())) == 6
-
-
-def test_cache_dir_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path))
-    assert cache.cache_dir() == tmp_path
-    monkeypatch.delenv("KSIEVE_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    if sys.platform == "linux":
-        assert cache.cache_dir() == Path("/xdg/ksieve")
 
 
 # ---- what is missing ---------------------------------------------------------------------------------------
@@ -600,15 +547,6 @@ def test_without_nvrtc_one_sentence_gives_the_command(monkeypatch):
         compiler.compiler_version()
     monkeypatch.undo()
     compiler.compiler_version.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("capability", "arch"),
-    [((8, 0), "sm_80"), ((8, 6), "sm_86"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a"),
-     ((10, 3), "sm_103a"), ((12, 0), "sm_120a")],
-)  # fmt: skip
-def test_each_capability_is_compiled_natively(capability, arch):
-    assert spec.architecture(capability) == arch
 
 
 def test_a_cpu_plan_has_no_kernel():
