@@ -47,7 +47,7 @@ class Draft:
     path : path
         The target. Its folder must exist.
     seekable : bool
-        Refuse pipes and other targets that can only be appended to.
+        Refuse pipes, devices and open descriptors, most of which can only be appended to.
     size : int
         Bytes that will be written, where they are known: the disk must have room for them.
     folders : bool
@@ -76,17 +76,11 @@ class Draft:
         self._draft: Path | None = None
         self._process = os.getpid()
         try:
-            if (found is not None and not stat.S_ISREG(found.st_mode)) or _descriptor(self.path) is not None:
-                ordered = found is not None and stat.S_ISFIFO(found.st_mode)  # opening one would wait for a reader
-                handle = -1 if seekable and ordered else _open_in_place(self.path)
-                if seekable and (ordered or not _can_seek(handle)):
-                    if handle >= 0:
-                        os.close(handle)
-                    raise ArgumentError(
-                        "path", f"{str(path)!r}, a pipe or device", "a regular file: it is not written in order"
-                    )
-            else:
-                handle = self._open_draft(found, size, folders)
+            in_place = (found is not None and not stat.S_ISREG(found.st_mode)) or _descriptor(self.path) is not None
+            if in_place and seekable:
+                got = f"{str(path)!r}, a pipe or device"
+                raise ArgumentError("path", got, "a regular file: it is not written in order")
+            handle = _open_in_place(self.path) if in_place else self._open_draft(found, size, folders)
             self.file = cast(BinaryIO, io.BufferedWriter(_Raw(handle, str(self.path))))
         except BaseException as error:
             self._unlink()
@@ -231,14 +225,6 @@ def _open_in_place(path: Path) -> int:
             if stream.fileno() == number:
                 stream.flush()
     return os.dup(number)
-
-
-def _can_seek(handle: int) -> bool:
-    try:
-        os.lseek(handle, 0, os.SEEK_CUR)
-    except OSError:
-        return False
-    return True
 
 
 def _remove(draft: Path, process: int) -> None:
