@@ -168,22 +168,6 @@ def test_a_plan_for_another_gpu_is_refused(driver, rows):
         ksieve.topk(FakeArray(rows[0]), None, plan=replace(make_plan(), device=DEVICES["a100"]), out=out_array(8, 4))
 
 
-def test_scores_on_another_device_than_lengths_or_out(driver, rows):
-    scores, lengths = rows
-    with pytest.raises(ArgumentError, match="lengths: got device cuda:1; takes the scores' device, cuda:0"):
-        ksieve.topk(FakeArray(scores), FakeArray(lengths, index=1), plan=make_plan(), out=out_array(8, 4))
-    with pytest.raises(ArgumentError, match="out: got device cuda:1"):
-        ksieve.topk(FakeArray(scores), None, plan=make_plan(), out=out_array(8, 4, index=1))
-    with pytest.raises(ArgumentError, match="plan: got scores of device cuda:1; takes device cuda:0"):
-        ksieve.topk(FakeArray(scores, index=1), None, plan=make_plan(), out=out_array(8, 4, index=1))
-    assert not driver.launches
-
-
-def test_an_unknown_library_has_to_bring_out(driver, rows):
-    with pytest.raises(ArgumentError, match="out: got None; takes an int32 array"):
-        ksieve.topk(FakeArray(rows[0]), None, plan=make_plan())
-
-
 def test_equal_plans_share_a_launcher_and_specialisations_a_kernel(driver, rows):
     for plan in (make_plan(), make_plan(), make_plan(rows=9, k=5)):
         ksieve.topk(FakeArray(rows[0]), None, plan=plan, out=out_array(8, plan.problem.k))

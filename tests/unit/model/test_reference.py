@@ -181,6 +181,8 @@ def one(row, k, policy, **options):
     row = np.asarray(row, dtype=np.float32)
     indices, stats = reference.select(row[None], [row.size], k, policy=policy, **options)
     assert_exact(row[None], [row.size], k, indices)
+    capacity, held = options.get("capacity", reference.UNBOUNDED), options.get("resident_width", 0)
+    check_trace(row[None], np.array([row.size]), k, policy, capacity, held, stats)
     return indices[0], stats.row(0)
 
 
@@ -188,88 +190,52 @@ def ramp(width=400):
     return np.arange(width, 0, -1, dtype=np.float32)
 
 
-def test_forced_direct_and_held():
-    for held, scans in ((0, 2), (399, 2), (400, 1)):
-        _, t = one(ramp(), 40, None, resident_width=held)
-        assert Route(t["route"]) is Route.DIRECT and t["scans"] == scans and t["sampled"] == 0
+def flat(width, best):
+    """Ones, and `best` scores of 2 in front."""
+    return np.where(np.arange(width) < best, 2.0, 1.0)
 
 
-def test_a_view_too_small_goes_direct():
-    _, t = one(ramp(50), 40, PAPER_64)
-    assert Route(t["route"]) is Route.DIRECT
-
-
-@pytest.mark.parametrize("length", [0, 1, 20])
-def test_short_rows_read_nothing(length):
-    indices, t = one(ramp(length), 20, TINY)
-    assert Route(t["route"]) is Route.SHORT and t["scans"] == t["sampled"] == 0
-    assert indices[:length].tolist() == list(range(length)) and (indices[length:] == -1).all()
-
-
-def test_certified_tail_of_exactly_k_is_the_answer():
-    row = np.where(np.arange(400) < 40, 2.0, -2.0) + ramp() * 1e-6
-    _, t = one(row, 40, SamplingPolicy("p", 4, margin=1.0, min_rank=1))
-    assert t["admitted0"] == t["frontier0"] == t["filled"] == 40
-    assert t["frontier1"] == t["committed1"] == 0 and t["scans"] == 1
-
-
-def test_exact_boundary_counts_a_plateau_apart():
-    """100,000 equal scores at the boundary: better ones committed, k filled, no overflow scan."""
-    row = np.zeros(100_000, dtype=np.float32)
-    row[::1000] = 1.0
-    _, t = one(row, 400, SamplingPolicy("e", 4, boundary="exact"), capacity=400)
-    assert Route(t["route"]) is Route.CERTIFIED and t["scans"] == 1
-    assert t["committed0"] == 100 and t["frontier0"] == 99_900 and t["filled"] == 300
-
-
-def test_exact_boundary_with_exactly_k_better_scores():
-    """Ties at a boundary seen more than once are not needed here: the better scores alone are the frontier."""
-    row = np.where(np.arange(400) < 40, 2.0, 1.0)
-    _, t = one(row, 40, SamplingPolicy("e", 4, margin=1.5, boundary="exact", min_rank=1))
-    assert t["admitted0"] == 400
-    assert (t["committed0"], t["frontier0"], t["filled"]) == (0, 40, 40)
-
-
-def test_exact_boundary_seen_once_is_no_plateau():
-    _, t = one(ramp(), 20, SamplingPolicy("e", 4, margin=2.0, boundary="exact", min_rank=1))
-    assert t["committed0"] == 0 and t["frontier0"] == t["admitted0"] > 20
-
-
-@pytest.mark.parametrize(("numbers", "committed", "frontier"), [(0, 0, 400), (10, 10, 390), (20, 0, 20), (40, 0, 40)])
-@pytest.mark.parametrize("capacity", [20, 400])
-def test_a_boundary_of_nan_counts_nan_apart(numbers, committed, frontier, capacity):
-    """All scores reach it, numbers come first; NaNs are never candidates, so they cannot outgrow the storage."""
+def nan_but_for(numbers):
+    """A row whose view, of every fourth score, sees nothing but NaN."""
     row = np.full(400, np.nan, dtype=np.float32)
-    row[1::4][:numbers] = ramp(numbers)  # the row's view sees nothing but NaN
-    _, t = one(row, 20, SamplingPolicy("e", 4, margin=2.0, boundary="exact", min_rank=1), capacity=capacity)
-    assert t["admitted0"] == 400 and t["tau0"] == -1 and Route(t["route"]) is Route.CERTIFIED
-    assert (t["committed0"], t["frontier0"]) == (committed, frontier)
-    assert t["scans"] == 1 + (numbers > max(capacity, 20))
+    row[1::4][:numbers] = ramp(numbers)
+    return row
 
 
-def test_a_boundary_in_the_last_third_of_the_view_is_not_used():
-    """It would admit most of the row; 400 scores have a view of 100."""
-    for rank, route in ((66, Route.CERTIFIED), (67, Route.DIRECT)):
-        _, t = one(ramp(), 20, SamplingPolicy("e", 4, boundary="exact", min_rank=rank))
-        assert Route(t["route"]) is route
+EXACT = SamplingPolicy("e", 4, margin=2.0, boundary="exact", min_rank=1)
+SPREAD = replace(EXACT, stride=2, margin=1.0, group=4)
+CLUMPED = np.where(np.arange(400) % 4 == 3, 1000.0, 0.0) + ramp()
+RARE = {
+    "not on chip": (ramp(), 40, None, 400, 399, Route.DIRECT),
+    "on chip": (ramp(), 40, None, 400, 400, Route.DIRECT),
+    "a small view": (ramp(50), 40, PAPER_64, 50, 0, Route.DIRECT),
+    "no score": (ramp(0), 20, TINY, 20, 0, Route.SHORT),
+    "k scores": (ramp(20), 20, TINY, 20, 0, Route.SHORT),
+    "exactly k admitted": (flat(400, 40) + ramp() * 1e-6, 40, replace(EXACT, boundary="coarse", margin=1.0), 400, 0,
+                           Route.CERTIFIED),
+    "a plateau": (np.arange(100_000) % 1000 == 0, 400, SamplingPolicy("e", 4, boundary="exact"), 400, 0,
+                  Route.CERTIFIED),
+    "k better than a plateau": (flat(400, 40), 40, replace(EXACT, margin=1.5), 400, 0, Route.CERTIFIED),
+    "a boundary seen once": (ramp(), 20, EXACT, 400, 0, Route.CERTIFIED),
+    "last third of the view": (ramp(), 20, replace(EXACT, min_rank=67), 400, 0, Route.DIRECT),
+    "just in front of it": (ramp(), 20, replace(EXACT, min_rank=66), 400, 0, Route.CERTIFIED),
+    "a coarse boundary of NaN": (nan_but_for(0), 20, replace(EXACT, boundary="coarse"), 400, 0, Route.CERTIFIED),
+    "scores of groups": (CLUMPED, 80, SPREAD, 400, 0, Route.RECOVERED),
+    "peaks of groups": (CLUMPED, 60, replace(SPREAD, peaks=True), 400, 0, Route.RECOVERED),
+    "too few peaks": (CLUMPED, 80, replace(SPREAD, peaks=True), 400, 0, Route.DIRECT),
+} | {
+    f"NaN and {numbers} numbers, {capacity} stored": (nan_but_for(numbers), 20, EXACT, capacity, 0, Route.CERTIFIED)
+    for numbers in (0, 10, 20, 40)
+    for capacity in (20, 400)
+}  # fmt: skip
+"""A row, its k, the policy, the capacity, the resident width, and the route that it takes."""
 
 
-def test_a_coarse_boundary_of_nan_sets_nothing_apart():
-    _, t = one(np.full(400, np.nan), 20, SamplingPolicy("c", 4, min_rank=1))
-    assert (t["admitted0"], t["committed0"], t["frontier0"]) == (400, 0, 400)
-
-
-def test_peaks_rank_one_score_per_group():
-    """A view of 200 scores in 50 groups, one large score in each, has 50 statistics to rank."""
-    row = np.where(np.arange(400) % 4 == 3, 1000.0, 0.0) + ramp()
-    policy = SamplingPolicy("p", 2, margin=1.0, group=4, boundary="exact", min_rank=1)
-    _, scores = one(row, 60, policy)
-    _, peaks = one(row, 60, replace(policy, peaks=True))
-    assert scores["sampled"] == peaks["sampled"] == 200
-    assert peaks["tau0"] == int(keys.order_key(np.sort(row[3::8])[::-1][29]).astype(np.int32)) == scores["tau0"]
-    # Rank 40 is among the last third of the peaks, though not of the scores.
-    assert Route(one(row, 80, policy)[1]["route"]) is not Route.DIRECT
-    assert Route(one(row, 80, replace(policy, peaks=True))[1]["route"]) is Route.DIRECT
+@pytest.mark.parametrize("name", RARE)
+def test_rare_rows(name):
+    row, k, policy, capacity, held, route = RARE[name]
+    _, t = one(row, k, policy, capacity=capacity, resident_width=held)
+    assert Route(t["route"]) is route
 
 
 @pytest.mark.parametrize("policy", [None, TINY], ids=["direct", "sampled"])

@@ -172,46 +172,6 @@ def test_tie_breaks_and_values_are_streamed(rows, width, k, options, family):
     assert ksieve.plan(rows=rows, width=width, k=k, device=H200, options=options).family == family
 
 
-@pytest.mark.parametrize(
-    ("family", "rows", "width", "dtype", "shape"),
-    [
-        ("resident_block", 1, 4096, "float32", (256, 4, 4096)),
-        ("register_block", 264, 8192, "float32", (512, 2, 8192)),
-        ("resident_block", 265, 8192, "float32", (256, 4, 8192)),
-        ("register_block", 132, 8193, "float32", (512, 1, 12_288)),
-        ("resident_block", 1057, 8193, "float32", (256, 3, 12_288)),
-        ("resident_block", 1056, 16_385, "float32", (512, 2, 20_480)),
-        ("resident_block", 1057, 16_385, "float32", (256, 3, 17_408)),
-        ("resident_block", 1, 20_481, "float32", (512, 2, 24_576)),
-        ("resident_block", 132, 24_577, "float32", (512, 1, 32_768)),
-        ("resident_block", 133, 24_577, "float32", (512, 2, 26_624)),
-        ("resident_block", 1, 32_769, "float32", (512, 1, 40_960)),
-        ("resident_block", 133, 32_769, "float32", (512, 2, 34_816)),
-        ("resident_block", 1, 49_153, "float32", (512, 1, 57_344)),
-        ("resident_block", 1, 65_537, "float32", (512, 1, 16_384)),
-        ("resident_block", MANY_SHORT, 8192, "float16", (256, 4, 8192)),
-        ("register_block", 132, 12_289, "bfloat16", (512, 1, 16_384)),
-        ("resident_grid", 2, 1_048_576, "bfloat16", (512, 1, 1_048_576)),
-        ("resident_cluster", 1, 24_576, "float32", (256, 2, 32_768)),
-        ("resident_cluster", 1, 16_384, "float32", (256, 2, 16_384)),
-        ("resident_cluster", 13, 65_536, "float32", (512, 2, 65_536)),
-        ("resident_cluster", 1, 65_537, "float32", (256, 2, 131_072)),
-        ("resident_cluster", 25, 65_536, "float32", (256, 3, 65_536)),
-        ("resident_cluster", 1, 131_073, "float32", (512, 2, 262_144)),
-        ("resident_cluster", 1, 262_145, "float32", (512, 1, 524_288)),
-        ("resident_cluster", 1, 1_048_577, "float32", (512, 1, 0)),
-        ("resident_cluster", 1, 65_537, "float16", (256, 2, 131_072)),
-        ("stream", MANY_SHORT - 1, 32_768, "float32", (512, 2, 0)),
-        ("stream", MANY_SHORT, 65_536, "float32", (256, 4, 0)),
-        ("stream", MANY_SHORT, 32_768, "bfloat16", (256, 4, 0)),
-    ],
-)
-def test_launch_shapes_follow_rows_and_width(family, rows, width, dtype, shape):
-    plan = ksieve.plan(rows=rows, width=width, k=512, dtype=dtype, device=H200, family=family)
-    assert (plan.threads, plan.ctas_per_sm, plan.resident_width) == shape
-    assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= H200.shared_per_sm
-
-
 @pytest.mark.parametrize("name", ["h100", "h20", "b200"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_rows_stay_on_chip_where_float32_rows_do(name, dtype):
