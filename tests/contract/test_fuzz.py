@@ -1,4 +1,4 @@
-"""Hundreds of thousands of random rows through the CPU backend, judged by sorting; a share of them also by the model.
+"""Tens of thousands of random rows through the CPU backend, judged by sorting; a share of them also by the model.
 
 ``KSIEVE_FUZZ_SEED`` draws other rows, ``KSIEVE_FUZZ_ROWS`` more of them.
 """
@@ -20,7 +20,7 @@ from ksieve.model import reference
 from ksieve_lab.oracle import assert_exact
 
 SEED = int(os.environ.get("KSIEVE_FUZZ_SEED", "1"))
-ROWS = int(os.environ.get("KSIEVE_FUZZ_ROWS", "300000"))
+ROWS = int(os.environ.get("KSIEVE_FUZZ_ROWS", "60000"))
 
 
 def draw(rng):
@@ -62,6 +62,6 @@ def test_random_rows():
         done += len(indices)
         batches += 1
     assert done >= ROWS
-    if ROWS >= 100_000:
+    if ROWS >= 60_000:
         assert set(routes) == set(Route), "every route must have been taken"
-        assert min(routes.values()) > 500, routes
+        assert min(routes.values()) > 100, routes

@@ -20,6 +20,7 @@ AXES: dict[str, tuple] = {
     "force_last": (None, 1, 2),
     "force": (None, "inside", "beside"),
     "bounds": (None, "lengths", "ends"),
+    "length_dtype": ("int32", "int64"),
     "starts": (False, True),
     "index_base": (None, "row", "start"),
     "next_n": (1, 2, 3),
@@ -64,7 +65,10 @@ def built(case, seed):
         unit = 1 if block else expand
         call["tail"] = vector(rows // next_n, -2, unit * (width + 1) + 2)
     if case["bounds"]:
-        call[case["bounds"]] = vector(rows // next_n, -1, width + 2)
+        bounds = vector(rows // next_n, -1, width + 2)
+        if case["length_dtype"] == "int64":  # numbers whose low half is another length
+            bounds = bounds + rng.choice(np.array([0, 2**32, -(2**33), 2**62, -(2**62)]), len(bounds))
+        call[case["bounds"]] = bounds
     if case["starts"]:
         call["starts"] = vector(rows, -1, width // 2 + 1)
     if case["positions"] and width and not block:
