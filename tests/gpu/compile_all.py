@@ -58,7 +58,7 @@ def main() -> None:
         with contextlib.suppress(pytest.skip.Exception):  # a package that this machine lacks
             modules.append(importlib.import_module(f"gpu.test_{name}"))
     plans, calls = needed(modules)
-    count = variants.precompile([*plans, *sanitize_grid.compiled(runner.PLAN_DEVICE)], calls)
+    count = variants.precompile([*plans, *sanitize_grid.compiled()], calls)
     print(f"{count} kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     if not sys.argv[1:]:
         mark().touch()

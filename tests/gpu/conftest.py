@@ -45,6 +45,11 @@ class Tally:
         self.stats_rows[variant] = self.stats_rows.get(variant, 0) + stats_rows
         self.violations += [f"{variant}: {text}" for text in wrong]
 
+    def judge(self, variant: str, rows: int, wrong: list[str], *, stats_rows: int = 0) -> None:
+        """Count verified rows of one case, and fail if anything is wrong with them."""
+        self.add(variant, rows, wrong, stats_rows=stats_rows)
+        assert not wrong, "\n".join(wrong)
+
 
 _tally = Tally()
 
@@ -57,7 +62,7 @@ def tally() -> Tally:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.pluginmanager.register(Outcomes())
-    # conftest.py skips them without a device; only a dry run of the suite's own code, or the emulator, may go on.
+    # conftest.py skips them without a device; only the emulator may go on.
     if HOST:
         for item in items:
             if HERE in item.path.parents:
@@ -130,5 +135,5 @@ def write_summary(*, finished: bool) -> Path | None:
         **_tally.facts,
     }
     target = (Path(folder or record.RESULTS) / RESULTS).absolute()
-    record.write_json(target, record.payload("gpu-suite", {"dry_run": HOST, "part": PART}, results, gpu=True))
+    record.write_json(target, record.payload("gpu-suite", {"emulated": HOST, "part": PART}, results, gpu=True))
     return target

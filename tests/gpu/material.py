@@ -18,11 +18,6 @@ ITEM = {"float32": torch.int32, "float16": torch.int16, "bfloat16": torch.int16}
 INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
 
 
-def family_of(row: int, reps: int) -> str:
-    """Value family of a row of `stack`."""
-    return NAMES[row // reps]
-
-
 @lru_cache(maxsize=24)
 def stack(width: int, k: int, reps: int = 1, seed: int = 0) -> np.ndarray:
     """`reps` rows of every value family; float32 of shape (len(NAMES) * reps, width)."""

@@ -28,7 +28,6 @@ from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
 from ksieve.planning.families import QUEUED
 from ksieve.planning.memory import with_workspace
-from ksieve_lab import oracle
 from ksieve_lab.bench import record
 
 SHAPES = (
@@ -47,33 +46,33 @@ MANY_EQUAL = (60_000, 4096)
 BANDED = (33_000, 512)
 
 
-def plans(device):
+def plans():
     for variant in (*TRACED.values(), ALL["cooperative"]):
         for width, k, every, _, _ in SHAPES:
             rows = -(-len(material.NAMES) // every)
-            for plan in possible(variant, rows, width, k, device=device):
+            for plan in possible(variant, rows, width, k):
                 yield variant.name, plan, False
                 if width == 9001:
                     yield variant.name, plan, True
-        for plan in possible(variant, 8, *FEW, device=device):
+        for plan in possible(variant, 8, *FEW):
             yield variant.name, small_storage(plan, 256, 256 if plan.family in QUEUED else 0), False
         if variant.family in (*QUEUED, EITHER):
             # Rows that follow each other in a CTA, in the launch shapes for few rows and for many.
             for planned in (8, MANY_SHORT):
-                yield variant.name, crowded(variant, planned, 8, *FOLLOWING, ctas=2, device=device), planned > 8
+                yield variant.name, crowded(variant, planned, 8, *FOLLOWING, ctas=2), planned > 8
         if variant.family == EITHER:
             for width, k in HELD:
-                yield variant.name, crowded(variant, 4096, 8, width, k, ctas=2, device=device), False
+                yield variant.name, crowded(variant, 4096, 8, width, k, ctas=2), False
         for dtype in ("float16", "bfloat16"):
-            for plan in possible(variant, 5, 9001, 100, dtype=dtype, device=device):
+            for plan in possible(variant, 5, 9001, 100, dtype=dtype):
                 yield variant.name, plan, False
     for name, dtype in itertools.product(("row", "cluster", "persistent-lines"), ("float16", "bfloat16")):
-        for plan in possible(VARIANTS[name], 6, *MANY_EQUAL, dtype=dtype, device=device):
+        for plan in possible(VARIANTS[name], 6, *MANY_EQUAL, dtype=dtype):
             yield name, plan, False
     for width, dtype in itertools.product((100, 700, 2000), ("float32", "float16", "bfloat16")):
-        for plan in possible(ALL["warp"], 40, width, 9, dtype=dtype, device=device):
+        for plan in possible(ALL["warp"], 40, width, 9, dtype=dtype):
             yield "warp", plan, False
-    yield "banded", banded(12, *BANDED, ctas=2, device=device), False
+    yield "banded", banded(12, *BANDED, ctas=2), False
 
 
 SERVED = (
@@ -111,35 +110,34 @@ def calls(rows, width, k):
     yield {"block_table": torch.from_numpy(table.astype(np.int32)), "expand": 2, "ks": starts * (k // 4)} | more
 
 
-def served_plans(device):
+def served_plans():
     """Of every variant: the calls with options, each with ordinary storage and with room for few candidates."""
     for name, (width, k, rows) in itertools.product(SERVED, ((9001, 64, 8), (1030, 100, 6))):
-        bits = np.ascontiguousarray(material.stack(width, k)[::5][:rows].view(np.int32))
+        bits = np.ascontiguousarray(material.stack(width, k)[::5][:rows])
+        scores = torch.from_numpy(bits).to(runner.DEVICE)
         for number, call in enumerate(calls(rows, width, k)):
-            plans = possible(ALL[name], rows, width, k, device=device, options=served.options_of(call))
+            plans = possible(ALL[name], rows, width, k, options=served.options_of(call))
             for plan in plans:
-                yield name, plan, bits, call, False
+                yield name, plan, scores, call, False
                 if plan.family == "resident_block":  # rows that follow each other
-                    yield name, with_workspace(replace(plan, ctas=2)), bits, call, False
+                    yield name, with_workspace(replace(plan, ctas=2)), scores, call, False
                 if width == 9001:
                     spill = 256 if plan.family in QUEUED else 0
-                    yield name, small_storage(plan, 256, spill), bits, call, number == 0
+                    yield name, small_storage(plan, 256, spill), scores, call, number == 0
 
 
-def compiled(device):
+def compiled():
     """Pairs of a plan and whether it is run with statistics, of all that this grid launches."""
-    yield from ((plan, stats) for _, plan, stats in plans(device))
-    for _, plan, _, _, stats in served_plans(device):
+    yield from ((plan, stats) for _, plan, stats in plans())
+    for _, plan, _, _, stats in served_plans():
         yield from {(plan, stats), (plan, False)}
 
 
-def serve(name, plan, bits, call, stats):
+def serve(name, plan, scores, call, stats):
     """Run a call twice and judge it on the host."""
-    ready = served.Served(plan, torch.from_numpy(bits).view(torch.float32).to(runner.DEVICE), on_device(call), False)
-    if stats and (wrong := served.compare_stats(ready)):
-        raise AssertionError(f"{name}: {wrong}")
-    if wrong := served.check(ready, host=True):
-        raise AssertionError(f"{name}: {wrong} of {sorted(call)}")
+    ready = served.Served(plan, scores, on_device(call), False)
+    wrong = (served.compare_stats(ready, host=True) if stats else []) or served.check(ready, host=True)
+    assert not wrong, f"{name}: {wrong} of {sorted(call)}"
 
 
 def on_device(call):
@@ -147,7 +145,7 @@ def on_device(call):
 
 
 def inputs(plan):
-    """Scores and lengths of a plan's shape, as host bits and on the device, in an allocation that ends with them."""
+    """Scores of a plan's shape on the device, in an allocation that ends with them, and their call."""
     rows, width, k, dtype = plan.problem.rows, plan.problem.width, plan.problem.k, plan.problem.dtype
     every, offset, padding = next(
         ((e, o, p) for w, q, e, o, p in SHAPES if (w, q) == (width, k) and dtype == "float32"), (9, 1, 1)
@@ -158,27 +156,8 @@ def inputs(plan):
     buffer = np.zeros(offset + (rows - 1) * pitch + width, bits.dtype)
     np.lib.stride_tricks.as_strided(buffer[offset:], (rows, width), (pitch * bits.itemsize, bits.itemsize))[...] = bits
     scores = torch.from_numpy(buffer).to(runner.DEVICE).as_strided((rows, width), (pitch, 1), offset)
-    host = bits.view({"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[dtype])
-    return host, material.lengths_for(rows, width, k), scores.view(getattr(torch, dtype))
-
-
-def run(name, plan, stats):
-    host, lengths, scores = inputs(plan)
-    rows, k = len(host), plan.problem.k
-    valid = torch.from_numpy(lengths).to(runner.DEVICE)
-    if stats:
-        indices, raw = runner.call_stats(plan, scores, valid)
-        expected = runner.model_of(plan, host, lengths)[1].raw
-        if not np.array_equal(raw, expected):
-            raise AssertionError(f"{name}: statistics of rows {np.flatnonzero((raw != expected).any(1))} differ")
-    else:
-        poison = np.full((rows, k), runner.POISON, np.int32)
-        indices = torch.from_numpy(poison).to(runner.DEVICE)
-        workspace = None if runner.DRY else plan.workspace()
-        live = torch.tensor([rows + 1], dtype=torch.int32).to(runner.DEVICE)
-        for _ in range(2):  # the second call finds what the first left in the workspace
-            runner.call(plan, scores, valid, indices, workspace, live)
-    oracle.assert_exact(host, lengths, k, indices.cpu().numpy())
+    call = {"lengths": torch.from_numpy(material.lengths_for(rows, width, k)), "live": torch.tensor([rows + 1])}
+    return scores.view(getattr(torch, dtype)), call | {"live": call["live"].int()}
 
 
 def read_plainly() -> int:
@@ -249,44 +228,32 @@ def main() -> int:
     if "--record" in sys.argv:
         log, folder = sys.argv[sys.argv.index("--record") + 1 :][:2]
         return int(record_log(Path(log), Path(folder)) > 0)
-    wanted = list(plans(runner.PLAN_DEVICE))
-    if not runner.DRY:
-        begin = time.perf_counter()
-        count = precompile(compiled(runner.PLAN_DEVICE))
-        print(f"{count} kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
-    if "--compile" in sys.argv:
-        if not runner.DRY:
-            rank_kernels()
-            rows_of_blocks()
-            rows_in_tiles()
-        return 0
-    if not runner.DRY:
-        print(f"ksieve {ksieve.__version__} on {torch.cuda.get_device_name()}")
-        print(f"{read_plainly()} plain reads")
-        print(f"{rank_kernels()} answers of ranks")
-        print(f"{rows_of_blocks()} calls with blocks")
-        print(f"{rows_in_tiles()} answers of rows in tiles")
-    failures, last = 0, ""
     begin = time.perf_counter()
-    for name, plan, stats in wanted:
+    count = precompile(compiled())
+    print(f"{count} kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
+    if "--compile" in sys.argv:
+        rank_kernels()
+        rows_of_blocks()
+        rows_in_tiles()
+        return 0
+    print(f"ksieve {ksieve.__version__} on {torch.cuda.get_device_name()}")
+    print(f"{read_plainly()} plain reads")
+    print(f"{rank_kernels()} answers of ranks")
+    print(f"{rows_of_blocks()} calls with blocks")
+    print(f"{rows_in_tiles()} answers of rows in tiles")
+    plain = ((name, plan, *inputs(plan), stats) for name, plan, stats in plans())
+    failures, launches, last, begin = 0, 0, "", time.perf_counter()
+    for name, plan, scores, call, stats in itertools.chain(plain, served_plans()):
         if name != last:
             print(f"{time.perf_counter() - begin:6.1f} s  {name}", flush=True)
             last = name
         try:
-            run(name, plan, stats)
+            serve(name, plan, scores, call, stats)
         except AssertionError as error:
             failures += 1
             print(f"FAIL {name} {plan.problem.rows} x {plan.problem.width} k={plan.problem.k}: {error}", flush=True)
-    with_options = list(served_plans(runner.PLAN_DEVICE))
-    print(f"{time.perf_counter() - begin:6.1f} s  options", flush=True)
-    for name, plan, bits, call, stats in with_options:
-        try:
-            serve(name, plan, bits, call, stats)
-        except AssertionError as error:
-            failures += 1
-            print(f"FAIL options {plan.family} {sorted(call)}: {error}", flush=True)
-    launches, seconds = len(wanted) + len(with_options), time.perf_counter() - begin
-    print(f"{launches} launches and their repeats in {seconds:.1f} s, {failures} failures")
+        launches += 1
+    print(f"{launches} launches and their repeats in {time.perf_counter() - begin:.1f} s, {failures} failures")
     return int(failures > 0)
 
 

@@ -1,4 +1,4 @@
-"""Calls with options on a device: guarded outputs of every dtype, and who judges them.
+"""Calls on a device: guarded outputs of every dtype, two runs, and who judges them.
 
 A call is a dict of keyword arguments of `ksieve.topk`, tensors among them, as the oracle reads it: ``ks`` is an array
 k, ``live`` the live rows.
@@ -6,7 +6,9 @@ k, ``live`` the live rows.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +19,11 @@ from gpu import runner
 from gpu.runner import GUARD, Guarded
 from gpu.variants import Variant
 from ksieve.core import arguments, entries
+from ksieve.core.keys import widen
 from ksieve.core.options import Options, dtype_text
-from ksieve.core.stats import Stats
+from ksieve.core.ranking import ranked
+from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.core.windows import windows
 from ksieve.model import gathering, pooling, reference
 from ksieve.planning.plan import Plan
 from ksieve_lab import oracle
@@ -54,7 +59,7 @@ class Served:
         self.plan, self.scores, self.call = plan, scores, call
         rows, k, options = scores.shape[0], plan.problem.columns, plan.problem.options
         index = getattr(torch, options.index_dtype)
-        room = (3, GUARD) if guarded else (0, 0)
+        room = ((rows + scores.shape[1] + k) % 4, GUARD) if guarded else (0, 0)
         self.outputs = {"out": Guarded.make(rows, k, index, *room)}
         if options.values:
             self.outputs["values_out"] = Guarded.make(rows, k, scores.dtype, *room)
@@ -75,11 +80,6 @@ class Served:
         call |= {name: guarded.out for name, guarded in self.outputs.items()}
         if "counts_out" in call:
             call["counts_out"] = call["counts_out"].view(-1)
-        if runner.DRY:
-            # The CPU backend stands in for the kernels.
-            slots = self.plan.problem.k if slots is None else slots
-            ksieve.topk(self.scores, self.call.get("lengths"), slots, **call)
-            return None
         scores, lengths, slots = map(runner.on_device, (self.scores, self.call.get("lengths"), slots))
         result = ksieve.topk(
             scores,
@@ -138,30 +138,91 @@ def check(served: Served, *, runs: int = 2, host: bool = False) -> list[str]:
     return []
 
 
-def compare_stats(served: Served) -> list[str]:
-    """Statistics against the model's."""
-    if runner.DRY:
-        return []
+def live(rows: int | None) -> dict[str, torch.Tensor]:
+    """Argument of a call of so many live rows; none of all rows."""
+    return {} if rows is None else {"live": torch.tensor([rows], dtype=torch.int32, device=runner.DEVICE)}
+
+
+class Asked(NamedTuple):
+    """A case of a test: a call with the plan that it is forced to, whether its statistics are compared, and runs."""
+
+    plan: Plan
+    scores: torch.Tensor
+    call: dict[str, Any]
+    stats: bool = False
+    runs: int = 2
+
+
+def kernels(asked: Iterable[Asked]) -> Iterator[tuple[Plan, bool]]:
+    """Plans of cases, for the compile pool."""
+    for one in asked:
+        yield one.plan, False
+        yield from [(one.plan, True)] * one.stats
+
+
+def judge(tally: Any, name: str, asked: Iterable[Asked]) -> int:
+    """Run the cases of a test; returns how many rows they had."""
+    wrong, rows, stats_rows = [], 0, 0
+    for number, (plan, scores, call, stats, runs) in enumerate(asked):
+        ready = Served(plan, scores, call)
+        found = check(ready, runs=runs) + (compare_stats(ready) if stats else [])
+        told = {key: value for key, value in call.items() if not isinstance(value, torch.Tensor)}
+        wrong += [f"case {number}, {plan.family}, k={plan.problem.k}, {told}: {text}" for text in found[:3]]
+        rows += len(scores)
+        stats_rows += len(scores) * stats
+    tally.judge(name, rows, wrong, stats_rows=stats_rows)
+    return rows
+
+
+def exact(plan: Plan, scores: torch.Tensor, lengths: torch.Tensor | None = None, *, runs: int = 2) -> list[str]:
+    """What is wrong with a plain call."""
+    return check(Served(plan, scores, {} if lengths is None else {"lengths": lengths}), runs=runs)
+
+
+def compare_stats(served: Served, *, host: bool = False) -> list[str]:
+    """What is wrong with a call that has statistics: with its answer, and what differs from the model's numbers."""
+    return counted(served, host=host)[0]
+
+
+def counted(served: Served, *, host: bool = False) -> tuple[list[str], np.ndarray]:
+    """The same, and the model's raw array."""
     call, plan, options = served.call, served.plan, served.plan.problem.options
+    served.poison()
     raw = served.run(stats=True).raw
+    wrong = [f"with statistics on: {text}" for text in faults(served, host=host)]
     names = ("starts", "ks", "lengths", "ends", "tail", "positions", "block_table")
-    host = {n: v.cpu().numpy() for n in names if (v := call.get(n)) is not None}
-    scores, lengths, starts = runner.to_numpy(served.scores), host.get("lengths", host.get("ends")), host.get("starts")
-    k, ks, rows = plan.problem.k, host.get("ks"), len(scores)
+    given = {n: v.cpu().numpy() for n in names if (v := call.get(n)) is not None}
+    scores, lengths = runner.to_numpy(served.scores), given.get("lengths", given.get("ends"))
+    k, ks, starts = plan.problem.k, given.get("ks"), given.get("starts")
+    own = np.full(len(scores), k) if ks is None else np.clip(ks.astype(np.int64), 0, k)
     if options.entries or options.positions:
-        bounds = entries.bounds(options, *scores.shape, lengths=lengths, starts=starts, tails=host.get("tail"))
-        table = host.get("block_table")
-        places = host.get("positions") if table is None else gathering.positions_of(table, scores.shape[1])
+        bounds = entries.bounds(options, *scores.shape, lengths=lengths, starts=starts, tails=given.get("tail"))
+        table = given.get("block_table")
+        places = given.get("positions") if table is None else gathering.positions_of(table, scores.shape[1])
         found = pooling.entries_of(options, scores, *bounds, positions=places)
-        own = np.full(rows, k) if ks is None else np.clip(ks.astype(np.int64), 0, k)
         parts, k = entries.forced(options, found.total, own), entries.selected(options, scores.shape[1], k)[1]
-        ks = None if ks is None else np.minimum(parts.slots, k).astype(np.int32)
+        own = np.full(len(scores), k) if ks is None else np.minimum(parts.slots, k)
         scores, lengths, starts = found.scores, parts.total, found.begin + parts.begin
         options = entries.selecting(options)
-    model = Stats.without_slots(rows)
+    model = Stats.without_slots(len(scores)).raw
     if k:
-        _, model = reference.select(
-            scores, lengths, k, options=options, starts=starts, ks=ks, **harness.model_arguments(plan)
-        )
-    differing = np.flatnonzero((raw != model.raw[: len(raw)]).any(1))
-    return [f"statistics of row {r} differ: {raw[r]}, model {model.raw[r]}" for r in differing[:3]]
+        model = _model(plan, options, scores, k, own, *windows(options, *scores.shape, lengths=lengths, starts=starts))
+    differing = np.flatnonzero((raw != model[: len(raw)]).any(1))
+    for row in differing[:3]:
+        columns = np.flatnonzero(raw[row] != model[row])
+        shown = ", ".join(f"{STATS_COLUMNS[c]} {raw[row][c]} (model {model[row][c]})" for c in columns)
+        wrong.append(f"row {row} of {len(differing)} whose statistics differ: {shown}")
+    return wrong, model
+
+
+def _model(plan, options, scores, k, wanted, begins, valid) -> np.ndarray:
+    """`reference.select`, rows in parallel."""
+    arguments = harness.model_arguments(plan) | {"max_k": k, "tie_break": options.tie_break}
+
+    def one(row: int) -> list[int]:
+        window = widen(ranked(scores[row, begins[row] : begins[row] + valid[row]], options.ranking))
+        return reference.select_row(window, int(wanted[row]), row_id=row, **arguments)[1].columns()
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(one, range(len(scores))))
+    return np.array(found, np.int32).reshape(len(scores), len(STATS_COLUMNS))

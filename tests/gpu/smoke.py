@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from gpu import material, runner
+from gpu import material, runner, served
 from gpu.variants import VARIANTS, Variant, small_storage
 from ksieve.planning.families import QUEUED
 
@@ -30,41 +30,36 @@ SHAPES = (
 )
 
 
-def exact(variant: Variant, scores, lengths, k: int, **options) -> list[str]:
-    return runner.check(runner.plan_for(variant, scores, k), scores, lengths, **options)
-
-
-def counts(variant: Variant, scores, lengths, k: int, reps: int) -> list[str]:
-    names = partial(material.family_of, reps=reps)
-    return runner.compare_stats(runner.plan_for(variant, scores, k), scores, lengths, names)[0]
-
-
-def overflowing(variant: Variant, scores, lengths, k: int) -> list[str]:
+def case(variant: Variant, scores, call, k: int, *, stats: bool = False, tiny: bool = False) -> list[str]:
+    """What is wrong with a call, and with its statistics."""
     plan = runner.plan_for(variant, scores, k)
-    plan = small_storage(plan, 256, 256 if plan.family in QUEUED else 0)
-    return runner.check(plan, scores, lengths) + runner.compare_stats(plan, scores, lengths)[0]
+    if tiny:
+        plan = small_storage(plan, 256, 256 if plan.family in QUEUED else 0)
+    ready = served.Served(plan, scores, call)
+    return served.check(ready) + (served.compare_stats(ready) if stats else [])
 
 
 def smoke(variant: Variant, report) -> None:
     for width, k, reps, offset, padding in SHAPES:
         bits = material.narrow(material.stack(width, k, reps), "float32")
         scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
-        lengths = torch.from_numpy(material.lengths_for(len(bits), width, k)).to(runner.DEVICE)
+        call = {"lengths": torch.from_numpy(material.lengths_for(len(bits), width, k)).to(runner.DEVICE)}
         what = f"{len(bits)} x {width} k={k} offset {offset} padding {padding}"
-        report(f"full lengths  {what}", partial(exact, variant, scores, None, k))
-        report(f"all lengths   {what}", partial(exact, variant, scores, lengths, k, out_padding=3))
+        report(f"full lengths  {what}", partial(case, variant, scores, {}, k))
+        report(f"all lengths   {what}", partial(case, variant, scores, call, k))
         if width <= 5003:
-            report(f"half live     {what}", partial(exact, variant, scores, lengths, k, num_rows=len(bits) // 2))
+            report(f"half live     {what}", partial(case, variant, scores, call | served.live(len(bits) // 2), k))
         if width <= 131_072 and reps == 2:
-            some, valid = (scores, lengths) if width < 100_000 else (scores[::2], lengths[::2].contiguous())
-            report(f"statistics    {what}", partial(counts, variant, some, valid, k, len(some) // len(material.NAMES)))
+            every = 1 if width < 100_000 else 2
+            some = {"lengths": call["lengths"][::every].contiguous()}
+            report(f"statistics    {what}", partial(case, variant, scores[::every], some, k, stats=True))
         if width == 5003:
-            report(f"tiny storage  {what}", partial(overflowing, variant, scores, lengths, 64))
+            report(f"tiny storage  {what}", partial(case, variant, scores, call, 64, stats=True, tiny=True))
     for dtype in ("float16", "bfloat16"):
         bits = material.narrow(material.stack(70_001, 512), dtype)
         scores = material.place(bits, dtype, runner.DEVICE, offset=1, padding=1)
-        lengths = torch.from_numpy(material.lengths_for(len(bits), 70_001, 512)).to(runner.DEVICE)
-        report(dtype, partial(exact, variant, scores, lengths, 512))
+        call = {"lengths": torch.from_numpy(material.lengths_for(len(bits), 70_001, 512)).to(runner.DEVICE)}
+        report(dtype, partial(case, variant, scores, call, 512))
 
 
 def main(names: list[str]) -> int:

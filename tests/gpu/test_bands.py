@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 import ksieve
 from gpu import material, runner, served
+from gpu.served import Asked
 from gpu.variants import banded
 from ksieve.core.options import PLAIN, Options
 from ksieve.planning.thresholds import BIN_WIDTH, MOST_BINS
@@ -23,7 +26,7 @@ WINDOWS = Options(windows="lengths", order="value", values=True)
 
 
 def plan_of(rows, width, ctas=None, options=PLAIN):
-    return banded(rows, width, K, ctas=ctas, device=runner.PLAN_DEVICE, options=options)
+    return banded(rows, width, K, ctas=ctas, options=options)
 
 
 def kernels():
@@ -54,33 +57,26 @@ def test_rows_of_every_length(width, ctas, tally):
     """Each CTA meets many rows with `ctas`, and one at most without."""
     bits = material.stack(width, K)
     bits = np.ascontiguousarray(np.resize(bits, (max(len(bits), 60), width))).view(np.int32)
-    wrong = []
-    for offset, padding in ((0, 0), (1, 3)):
+    rows = len(bits)
+    plan, cases = plan_of(rows, width, ctas), []
+    for (offset, padding), seed, live in itertools.product(((0, 0), (1, 3)), (3, 4), (None, rows - 7)):
         scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
-        for seed in (3, 4):
-            lengths = lengths_of(width, len(bits), seed)
-            for live in (None, len(bits) - 7):
-                found = runner.check(plan_of(len(bits), width, ctas), scores, lengths, num_rows=live)
-                wrong += [f"offset={offset} seed={seed} live={live}: {text}" for text in found]
-    tally.add("banded", 2 * 4 * len(bits), wrong)
-    assert not wrong, "\n".join(wrong)
+        cases.append(Asked(plan, scores, {"lengths": lengths_of(width, rows, seed)} | served.live(live)))
+    served.judge(tally, "banded", cases)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_launches_without_a_row(width, tally):
     """All rows in one list; no lengths; fewer rows than there are lists."""
-    bits = material.stack(width, K)[:24].view(np.int32)
-    wrong = []
+    bits, cases = material.stack(width, K)[:24].view(np.int32), []
     for count in (24, 3, 1):
         scores = material.place(np.ascontiguousarray(bits[:count]), "float32", runner.DEVICE)
         plan = plan_of(24, width, 2)
-        for length in (0, 5, K, *(BIN_WIDTH * (i + 1) for i in range(MOST_BINS)), width, None):
-            lengths = None
-            if length is not None:
-                lengths = torch.full((count,), min(length, width), dtype=torch.int32, device=runner.DEVICE)
-            wrong += [f"{count} rows of {length}: {text}" for text in runner.check(plan, scores, lengths)]
-    tally.add("banded", 24, wrong)
-    assert not wrong, "\n".join(wrong)
+        cases.append(Asked(plan, scores, {}))
+        for length in (0, 5, K, *(BIN_WIDTH * (i + 1) for i in range(MOST_BINS)), width):
+            lengths = torch.full((count,), min(length, width), dtype=torch.int32, device=runner.DEVICE)
+            cases.append(Asked(plan, scores, {"lengths": lengths}))
+    served.judge(tally, "banded", cases)
 
 
 @pytest.mark.parametrize("name", ["values", "windows"])
@@ -95,11 +91,8 @@ def test_options_of_dealt_rows(name, tally):
         starts = torch.from_numpy(rng.integers(0, 3 * BIN_WIDTH, rows).astype(np.int32)).to(runner.DEVICE)
         call["starts"] = starts
     options = served.options_of(call)
-    wrong = []
-    for ctas in (None, 2):
-        wrong += served.check(served.Served(plan_of(rows, width, ctas, options), scores, call))
-    tally.add("banded", rows, wrong)
-    assert not wrong, "\n".join(wrong)
+    plans = [plan_of(rows, width, ctas, options) for ctas in (None, 2)]
+    served.judge(tally, "banded", [Asked(plan, scores, call) for plan in plans])
 
 
 def test_statistics_have_one_launch(tally):
@@ -108,9 +101,8 @@ def test_statistics_have_one_launch(tally):
     scores = material.place(
         np.ascontiguousarray(material.stack(width, K)[:rows].view(np.int32)), "float32", runner.DEVICE
     )
-    wrong, _ = runner.compare_stats(plan_of(rows, width), scores, lengths_of(width, rows))
-    tally.add("banded", rows, wrong)
-    assert not wrong, "\n".join(wrong)
+    call = {"lengths": lengths_of(width, rows)}
+    served.judge(tally, "banded", [Asked(plan_of(rows, width), scores, call, stats=True)])
 
 
 @pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")

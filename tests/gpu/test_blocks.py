@@ -6,7 +6,6 @@ by the oracle, and statistics by the NumPy model.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from functools import cache
 
@@ -17,8 +16,8 @@ import torch
 import ksieve
 from answers import RANKINGS
 from gpu import material, runner, served
+from gpu.served import Asked
 from gpu.variants import ALL, Variant
-from ksieve.core.errors import ArgumentError
 from ksieve.planning import blocks
 
 pytestmark = pytest.mark.gpu
@@ -85,57 +84,38 @@ def calls(rows, width, size, k=K):
     yield {"starts": starts.roll(2), "lengths": lengths.roll(5), "index_base": "start"}
 
 
-def judged(asked):
-    """What is wrong with calls of a test: each is a variant, scores, k, arguments, changes of its plan, and whether
-    its statistics are compared."""
-    wrong = []
-    for number, (variant, scores, k, call, changes, stats) in enumerate(asked):
+def asked_of(variant, scores, k, call, *, stats=False, **changes):
+    """A case, or nothing where the device has no such family."""
+    if runner.PLANNED_FOR.capability >= (9, 0) or variant.family != "resident_cluster":
         plan = served.plan_for(variant, scores, k, call, **changes)
-        if variant in FORCED.values():
-            assert plan.family == variant.family
-        ready = served.Served(plan, scores, call)
-        found = served.check(ready) + (served.compare_stats(ready) if stats else [])
-        wrong += [f"{number}: {plan.family} {sorted(call)}: {text}" for text in found[:3]]
-    return wrong
-
-
-def check(tally, name, asked):
-    """Judge the calls of a test, and count their rows."""
-    asked = list(asked)
-    wrong = judged(asked)
-    rows = [(scores.shape[0], stats) for _, scores, *_, stats in asked]
-    tally.add(name, sum(count for count, _ in rows), wrong, stats_rows=sum(count for count, stats in rows if stats))
-    assert not wrong, wrong[0]
+        assert variant not in FORCED.values() or plan.family == variant.family
+        yield Asked(plan, scores, call, stats)
 
 
 def kernels():
     """Plans that these tests run, for the compile pool."""
-    names, ranked = WITHOUT_BLOCKS, itertools.product(DTYPES, RANKINGS)
-    for variant, scores, k, call, changes, stats in itertools.chain(
-        *itertools.starmap(of_a_size, itertools.product(SIZES, FAMILIES)), *itertools.starmap(in_orders, ranked),
-        *map(expanded, FAMILIES), *map(forced, names), *itertools.starmap(of_pools, itertools.product(names, POOLS)),
-        own_k(),
-    ):  # fmt: skip
-        with contextlib.suppress(ArgumentError):  # a family that blocks do not have on this device
-            plan = served.plan_for(variant, scores, k, call, **changes)
-            yield plan, False
-            yield from [(plan, True)] * stats
+    cases = itertools.chain(
+        *itertools.starmap(of_a_size, itertools.product(SIZES, FAMILIES)),
+        *itertools.starmap(in_orders, itertools.product(DTYPES, RANKINGS)),
+        *map(expanded, FAMILIES), *map(forced, WITHOUT_BLOCKS),
+    )  # fmt: skip
+    yield from served.kernels(cases)
 
 
 def of_a_size(size, family):
     width, number = size * BLOCKS + 2, SIZES.index(size)
-    for turn, dtype in enumerate((DTYPES[number % 3], "float32")[: 1 + (number % 3 > 0)]):
+    for turn, dtype in enumerate((DTYPES[number % 3], "float32")[: 1 + (number % 3 > 0 and not runner.HOST)]):
         scores = scores_of(size, width, K, dtype, number + turn)
         # Few CTAs, so that each meets several rows; clusters have a row each.
         ctas = 5 if family != "resident_cluster" else 4 * scores.shape[0]
         for call in calls(scores.shape[0], width, size):
-            yield FORCED[family], scores, K, call | {"block_size": size}, {"ctas": ctas}, False
+            yield from asked_of(FORCED[family], scores, K, call | {"block_size": size}, ctas=ctas)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size(size, family, tally):
-    check(tally, f"blocks-{family}", of_a_size(size, family))
+    served.judge(tally, f"blocks-{family}", of_a_size(size, family))
 
 
 def in_orders(dtype, ranking):
@@ -156,13 +136,13 @@ def in_orders(dtype, ranking):
     for number, (family, call) in enumerate(asked):
         if family in FORCED:
             call = bounds[number % 3] | call | more | RANKINGS[ranking] | ({"ks": ks} if number % 2 else {})
-            yield FORCED[family], scores, k, call, {}, True
+            yield from asked_of(FORCED[family], scores, k, call, stats=True)
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_orders_values_and_statistics(dtype, ranking, tally):
-    check(tally, "blocks-options", in_orders(dtype, ranking))
+    served.judge(tally, "blocks-options", in_orders(dtype, ranking))
 
 
 def expanded(family):
@@ -180,12 +160,12 @@ def expanded(family):
         {"tail": tail.to(runner.DEVICE), "force_last": 1, "return_raw": True, "counts_out": counts},
     )):  # fmt: skip
         call = bounds[(number + 1) % 3] | {"block_size": size, "expand": True} | call
-        yield FORCED[family], scores, k, call, {}, False
+        yield from asked_of(FORCED[family], scores, k, call)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_are_expanded_behind_their_selection(family, tally):
-    check(tally, "blocks-expanded", expanded(family))
+    served.judge(tally, "blocks-expanded", expanded(family))
 
 
 def forced(name):
@@ -202,48 +182,12 @@ def forced(name):
     )):  # fmt: skip
         if name not in ("warp", "cooperative") or "sorted" not in call:
             few = {"ctas": 3} if name == "row" else {}  # several rows for each
-            yield ALL[name], scores, k, bounds[number % 3] | call, few, number in (0, 3)
+            yield from asked_of(ALL[name], scores, k, bounds[number % 3] | call, stats=number in (0, 3), **few)
 
 
 @pytest.mark.parametrize("name", WITHOUT_BLOCKS)
 def test_forced_entries_without_blocks(name, tally):
-    check(tally, f"forced-{name}", forced(name))
-
-
-POOLS = (3, 4, 8)
-
-
-def of_pools(name, expand):
-    width, k = (1000, 30) if name == "warp" else (9001, 100)
-    rows = len(hard_rows(64, 64, 1))
-    numbers = torch.arange(rows, dtype=torch.int32, device=runner.DEVICE)
-    counts, ends = torch.zeros_like(numbers), torch.full_like(numbers, width)
-    bounds = list(calls(rows, width, 64, 1))
-    for number, (dtype, call) in enumerate((
-        ("float32", {"tail": ends * expand - numbers % 5}),
-        ("bfloat16", {"tail": (ends - 7 * numbers) * expand + numbers % expand, "counts_out": counts}),
-        ("float32", bounds[0] | {"counts_out": counts}),
-        ("float16", bounds[1] | {"return_values": True}),
-        ("bfloat16", bounds[0] | {"tail": ends * expand - 40, "index_dtype": "int64"}),
-    )):  # fmt: skip
-        few = {"ctas": 3} if name == "row" else {}
-        yield ALL[name], scores_of(64, width, k, dtype, number), k, {"expand": expand} | call, few, False
-
-
-@pytest.mark.parametrize("expand", POOLS)
-@pytest.mark.parametrize("name", WITHOUT_BLOCKS)
-def test_positions_of_pools_are_written_together(name, expand, tally):
-    check(tally, f"pools-{name}", of_pools(name, expand))
-
-
-def own_k():
-    scores = scores_of(8, 6000, 20, "float32")
-    ks = torch.arange(scores.shape[0], dtype=torch.int32, device=runner.DEVICE) * 3 % 22 - 1
-    yield Variant("row", "resident_block"), scores, 20, {"ks": ks}, {"ctas": 3}, False
-
-
-def test_slots_behind_a_rows_own_k_are_written(tally):
-    check(tally, "own-k", own_k())
+    served.judge(tally, f"forced-{name}", forced(name))
 
 
 def test_rows_of_no_slots_have_forced_entries(tally):

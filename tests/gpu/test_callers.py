@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -11,10 +10,11 @@ import torch
 
 import ksieve
 from gpu import material, runner, served
+from gpu.served import Asked
 from gpu.variants import ALL, banded, possible
 from ksieve.core.options import Options
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.DRY, reason="its calls are of a device")]
+pytestmark = pytest.mark.gpu
 
 K, WIDTH, ROWS = 300, 9_001, 14
 SHAPES = {"warp": (20, 1_001), "cooperative": (K, 262_144)}
@@ -31,11 +31,11 @@ ORDERS = ({"sorted": "value", "tie_break": "high", "return_values": True}, {"sor
 def kernels():
     for name in ALL:
         k, width = SHAPES.get(name, (K, WIDTH))
-        for plan in possible(ALL[name], ROWS, width, k, device=runner.PLAN_DEVICE, options=LONG):
+        for plan in possible(ALL[name], ROWS, width, k, options=LONG):
             yield plan, False
     for k, call in itertools.product(LARGE, ORDERS):
         shape = {"rows": 3, "width": WIDE, "k": k, "options": served.options_of(call)}
-        yield ksieve.plan(**shape, device=runner.PLAN_DEVICE), False
+        yield ksieve.plan(**shape, device="cuda"), False
 
 
 def scores_of(rows, width, dtype="float32", seed=3):
@@ -46,22 +46,18 @@ def scores_of(rows, width, dtype="float32", seed=3):
 def check(scores, lengths, k, indices, tally, name="callers"):
     """Whether the rows of an answer, in a matrix, are exact."""
     wrong = runner.refuted(scores, lengths, indices, k)
-    tally.add(name, len(scores), wrong)
-    assert not wrong, wrong
+    tally.judge(name, len(scores), wrong)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_lengths_of_64_bits(name, tally):
     k, width = SHAPES.get(name, (K, WIDTH))
-    scores = scores_of(ROWS, width)
-    wrong = []
+    scores, cases = scores_of(ROWS, width), []
     for offset in (0, 3):
-        given = np.roll(np.array([*EDGES, *BEYOND], np.int64), offset)
-        lengths = torch.from_numpy(given).to(runner.DEVICE)
+        lengths = torch.tensor([*EDGES, *BEYOND], device=runner.DEVICE).roll(offset)
         plan = runner.plan_for(ALL[name], scores, k, options=LONG)
-        wrong += runner.check(plan, scores, lengths, runs=1, num_rows=ROWS - offset)
-    tally.add(name, 2 * ROWS, wrong)
-    assert not wrong, "\n".join(wrong)
+        cases.append(Asked(plan, scores, {"lengths": lengths} | served.live(ROWS - offset), runs=1))
+    served.judge(tally, name, cases)
 
 
 def test_lengths_of_64_bits_in_several_launches(tally):
@@ -69,10 +65,9 @@ def test_lengths_of_64_bits_in_several_launches(tally):
     scores = scores_of(rows, width)
     lengths = np.random.default_rng(5).integers(0, width + 1, rows)
     lengths[: len(BEYOND)] = BEYOND
-    plan = banded(rows, width, K, ctas=2, device=runner.PLAN_DEVICE, options=LONG)
-    wrong = runner.check(plan, scores, torch.from_numpy(lengths).to(runner.DEVICE), runs=1)
-    tally.add("banded", rows, wrong)
-    assert not wrong, "\n".join(wrong)
+    plan = banded(rows, width, K, ctas=2, options=LONG)
+    call = {"lengths": torch.from_numpy(lengths).to(runner.DEVICE)}
+    served.judge(tally, "banded", [Asked(plan, scores, call, runs=1)])
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -82,14 +77,8 @@ def test_windows_and_requests_with_64_bits(ends, tally):
     given = torch.tensor([WIDTH + 2**33, 4_000, -(2**40), 2**31, 7_777, 3], device=runner.DEVICE)
     starts = torch.arange(rows, dtype=torch.int32, device=runner.DEVICE) * 5
     call = {"starts": starts, "next_n": 2, "tie_break": "low", "sorted": "index", "ends" if ends else "lengths": given}
-    plan = ksieve.plan(rows=rows, width=WIDTH, k=K, device=runner.PLAN_DEVICE, options=options_of(call))
-    wrong = served.check(served.Served(plan, scores, call), runs=1)
-    tally.add("windows", rows, wrong)
-    assert not wrong
-
-
-def options_of(call):
-    return dataclasses.replace(served.options_of(call), length_dtype="int64")
+    plan = ksieve.plan(rows=rows, width=WIDTH, k=K, device="cuda", options=served.options_of(call))
+    served.judge(tally, "windows", [Asked(plan, scores, call, runs=1)])
 
 
 def select(scores, lengths, k, **more):
@@ -116,7 +105,7 @@ def test_any_rank(tally):
     check(scores[0, :1], None, 40, select(scores[0, 0], None, 40).view(1, 40), tally)
 
 
-@pytest.mark.skipif(runner.EMULATED, reason="arrays of a library are made on its device")
+@pytest.mark.skipif(runner.HOST, reason="arrays of a library are made on its device")
 def test_new_arrays_an_int_of_rows_and_no_slots(tally):
     scores = torch.randn(3, 5, 700, device=runner.DEVICE)
     indices, values = ksieve.topk(scores, k=40, return_values=True, sorted=True, index_dtype="int64")
@@ -133,7 +122,5 @@ def test_new_arrays_an_int_of_rows_and_no_slots(tally):
 @pytest.mark.parametrize("k", LARGE)
 def test_large_k_in_order(k, call, tally):
     scores = (scores_of(3, WIDE) * 64).round() / 64  # many ties
-    plan = ksieve.plan(rows=3, width=WIDE, k=k, device=runner.PLAN_DEVICE, options=served.options_of(call))
-    wrong = served.check(served.Served(plan, scores, call), runs=1)
-    tally.add("large k", 3, wrong)
-    assert not wrong, "\n".join(wrong)
+    plan = ksieve.plan(rows=3, width=WIDE, k=k, device="cuda", options=served.options_of(call))
+    served.judge(tally, "large k", [Asked(plan, scores, call, runs=1)])

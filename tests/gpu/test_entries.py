@@ -17,8 +17,8 @@ import ksieve
 from cases import pairwise
 from entry_calls import AXES, built, columns_of
 from gpu import runner, served
-from gpu.served import Served
-from gpu.test_options import ALL_NAMES, device_call, overflowing, possible_plan
+from gpu.served import Asked, Served
+from gpu.test_options import ALL_NAMES, asked, device_call, overflowing, possible_plan
 from gpu.variants import Variant
 from harness import to_cuda
 from ksieve.planning.memory import sort_slots, with_workspace
@@ -49,59 +49,40 @@ if runner.HOST:
     CASES = [case | few | {"width": 300, "k": 16} for case, few in zip(CASES, FEW, strict=False)]
 
 
+DTYPES = ("float32", "bfloat16")
+ROWS_OWNED = ("row", "cluster", "persistent-exact")
+
+
 def made(number):
     """A combination: host scores, k and arguments, then scores and arguments on the device."""
     x, k, call = built(CASES[number], number)
     call |= {"return_values": True, "return_raw": True, "counts_out": np.zeros(len(x), np.int32)}
-    on_device = device_call(call)
-    if "live" in call:
-        on_device["live"] = torch.tensor([call["live"]], dtype=torch.int32, device=runner.DEVICE)
-    return x, k, call, to_cuda(x, number % 2, runner.DEVICE), on_device
+    return x, k, call, to_cuda(x, number % 2, runner.DEVICE), device_call(call)
 
 
 def kernels():
     """Plans that these tests run, for the compile pool."""
-    for number in range(len(CASES)):
-        _, k, _, scores, call = made(number)
-        for name in ALL_NAMES:
-            if plan := possible_plan(name, scores, k, call):
-                yield plan, False
-                yield from [(plan, True)] * (number % 3 == 0)
-                if number % 4 == 0 and plan.family != "register_warp":
-                    yield overflowing(plan), False
-    for number in range(len(CALLS)):
-        x, k, call = candidates(number)
-        for name in ("row", "cluster", "persistent-exact"):
-            if plan := possible_plan(name, to_cuda(x, number % 2, runner.DEVICE), k, device_call(call)):
-                yield plan, False
-    yield from [(on_chip(*case)[-1], False) for case in ON_CHIP]
-    yield from [(plan, False) for case in MANY if (plan := many(*case)[-1])]
+    yield from served.kernels(itertools.chain(*map(pairs, ALL_NAMES)))
+    yield from served.kernels(itertools.chain(*itertools.starmap(candidates, itertools.product(ROWS_OWNED, CALLS))))
+    yield from served.kernels(itertools.chain(*itertools.starmap(on_chip, ON_CHIP), *itertools.starmap(many, MANY)))
     if runner.PLANNED_FOR.capability >= (9, 0):
-        for number, dtype in itertools.product(range(len(SHARED)), ("float32", "bfloat16")):
-            x, k, call = shared(number, dtype)
-            for family in ("register_block", "resident_cluster"):
-                yield shared_plan(family, x, k, device_call(call), to_cuda(x, number % 2, runner.DEVICE)), False
+        every = itertools.product(("register_block", "resident_cluster"), DTYPES, range(len(SHARED)))
+        yield from served.kernels(itertools.starmap(shared, every))
+
+
+def pairs(name):
+    for number, case in enumerate(CASES):
+        _, k, call, scores, on_device = made(number)
+        for one in asked(name, scores, k, [on_device], stats=number % 3 == 0):
+            assert one.plan.problem.columns == columns_of(k, call), case
+            yield one
+            if number % 4 == 0 and one.plan.family != "register_warp":
+                yield one._replace(plan=overflowing(one.plan), stats=False)
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_every_pair_of_options(name, tally):
-    wrong, stats_rows, total = [], 0, 0
-    for number in range(len(CASES)):
-        x, k, call, scores, on_device = made(number)
-        plan = possible_plan(name, scores, k, on_device)
-        if plan is None:
-            continue
-        for each in (plan, overflowing(plan)) if number % 4 == 0 and plan.family != "register_warp" else (plan,):
-            ready = Served(each, scores, on_device)
-            assert ready.outputs["out"].out.shape[1] == columns_of(k, call)
-            wrong += [f"{CASES[number]}: {text}" for text in served.check(ready)]
-            total += len(x)
-        if number % 3 == 0:
-            wrong += [f"{CASES[number]}: {text}" for text in served.compare_stats(Served(plan, scores, on_device))]
-            stats_rows += len(x)
-    tally.add(f"entries {name}", total, wrong, stats_rows=stats_rows)
-    assert total or runner.HOST, "no pair that it takes"
-    assert not wrong, "\n".join(wrong)
+    assert served.judge(tally, f"entries {name}", pairs(name)) or runner.HOST, "no pair that it takes"
 
 
 @pytest.mark.parametrize("forced", [0, 3])
@@ -112,10 +93,8 @@ def test_positions_decide_ties(forced, tally):
         more = (case["force_first"] or 0) + (case["force_last"] or 0)
         return case["positions"] == "positions" and case["tie_break"] and more == forced
 
-    x, k, _, scores, on_device = made(next(n for n, case in enumerate(CASES) if is_such(case)))
-    wrong = served.check(Served(possible_plan("persistent-exact", scores, k, on_device), scores, on_device))
-    tally.add(f"entries positions {forced}", len(x), wrong)
-    assert not wrong, wrong
+    _, k, _, scores, call = made(next(n for n, case in enumerate(CASES) if is_such(case)))
+    served.judge(tally, f"entries positions {forced}", asked("persistent-exact", scores, k, [call]))
 
 
 PRESENT = ("all", "end", "all", "all", "end", "best", "prefix", "hole", "none", "just enough", "one more", "beyond",
@@ -134,9 +113,9 @@ CALLS = (
 )
 
 
-def candidates(number):
+def candidates(owner, more):
     """Rows of a call of `CALLS`, one of each kind of `PRESENT` and then the dense ones again."""
-    more = dict(CALLS[number])
+    number = CALLS.index(more)
     rng = np.random.default_rng(number)
     name = "positions" if "positions" in more else "block_table"
     block, k = more[name], 16 if runner.HOST else 512
@@ -164,31 +143,23 @@ def candidates(number):
         call["ks"] = (k - np.arange(rows) % 4 * 5).astype(np.int32)
     if "page_table" in more:
         call["page_table"] = rng.integers(0, 99, (rows, 4 * width // 16 + 1)).astype(np.int32)
-    return x, k, call
+    for one in asked(owner, to_cuda(x, number % 2, runner.DEVICE), k, [device_call(call)]):
+        few = {"ctas": 2} if one.plan.family == "resident_block" else {}
+        yield one._replace(plan=with_workspace(replace(one.plan, **few)))
 
 
 @pytest.mark.parametrize("number", range(len(CALLS)))
-@pytest.mark.parametrize("name", ["row", "cluster", "persistent-exact"])
+@pytest.mark.parametrize("name", ROWS_OWNED)
 def test_candidates_that_are_there(name, number, tally):
     """A row is selected by buckets if no absent candidate lies in front of one that is there; CTAs have many rows."""
-    x, k, call = candidates(number)
-    on_device = device_call(call)
-    scores = to_cuda(x, number % 2, runner.DEVICE)
-    plan = possible_plan(name, scores, k, on_device)
-    if plan is None:
-        pytest.skip("no clusters")
-    if plan.family == "resident_block":
-        plan = with_workspace(replace(plan, ctas=2))
-    wrong = served.check(Served(plan, scores, on_device))
-    tally.add(f"entries candidates {name}", len(x), wrong)
-    assert not wrong, wrong
+    served.judge(tally, f"entries candidates {name}", candidates(name, CALLS[number]))
 
 
 ON_CHIP = ((4, True), (7, True), (3, False), (64, False))
 
 
 def on_chip(expand, tail):
-    """Scores, their call and its plan: few CTAs with many rows each."""
+    """Few CTAs with many rows each."""
     width, k, rows = (304, 17, 6) if runner.HOST else (16_384, 509, 64)
     rng = np.random.default_rng(expand)
     x = rng.standard_normal((rows, width)).astype(np.float32)
@@ -200,16 +171,13 @@ def on_chip(expand, tail):
         call["tail"][-1] = 3 * expand + 1  # fewer entries than slots
     on_device, scores = device_call(call), to_cuda(x, 0, runner.DEVICE)
     plan = served.plan_for(Variant("resident", "resident_block"), scores, k, on_device)
-    return scores, on_device, with_workspace(replace(plan, ctas=2))
+    yield Asked(with_workspace(replace(plan, ctas=2)), scores, on_device)
 
 
 @pytest.mark.parametrize(("expand", "tail"), ON_CHIP)
 def test_entries_of_rows_on_chip(expand, tail, tally):
     """Slots at every alignment, four at a time, of expanded entries and of what is behind the last whole one."""
-    scores, call, plan = on_chip(expand, tail)
-    wrong, rows = served.check(Served(plan, scores, call)), len(scores)
-    tally.add("entries on chip", 2 * rows, wrong)
-    assert not wrong, wrong
+    served.judge(tally, "entries on chip", on_chip(expand, tail))
 
 
 MANY = [
@@ -224,22 +192,17 @@ MANY = [
 
 
 def many(name, call):
-    """Scores of a call whose entries are sorted before they are expanded, and its plan."""
+    """A call whose entries are sorted before they are expanded, where neither another family nor the ring does it."""
     x = np.random.default_rng(3).standard_normal((3, 5003)).astype(np.float32)
     scores = to_cuda(np.round(x * 64) / 64, 1, runner.DEVICE)
     given = {**call, "counts_out": np.zeros(3, np.int32)}
-    return scores, given, possible_plan(name, scores, given.pop("k"), given)
+    return [one for one in asked(name, scores, given.pop("k"), [device_call(given)]) if sort_slots(one.plan)]
 
 
 @pytest.mark.parametrize(("name", "call"), MANY, ids=lambda each: each if isinstance(each, str) else each["sorted"])
 def test_many_entries_in_order(name, call, tally):
     """Entries are listed on chip while they are read where they were sorted: the two must not meet."""
-    scores, given, plan = many(name, call)
-    if plan is None or not sort_slots(plan):
-        pytest.skip("another family sorts them, or its ring has room")
-    wrong = served.check(Served(plan, scores, device_call(given)))
-    tally.add(f"entries in order {name}", len(scores), wrong)
-    assert not wrong, wrong
+    served.judge(tally, f"entries in order {name}", many(name, call))
 
 
 @pytest.mark.parametrize("name", ["persistent-exact", "warp", "row"])
@@ -299,7 +262,7 @@ SHARED = (
 """Calls whose slots are written from shared memory (kernels/epilogue/slots.cuh)."""
 
 
-def shared(number, dtype):
+def shared(family, dtype, number):
     """Rows of a call of `SHARED`: equal scores, zeros and NaN of either sign, one bin that is overfull, short rows."""
     more, rng = dict(SHARED[number]), np.random.default_rng(number)
     width, k, rows = (1000, 48, 8) if runner.HOST else (4001, 500, 64)
@@ -328,23 +291,13 @@ def shared(number, dtype):
     if "page_table" in more:  # positions behind the table have no entry
         pages = width * expand // more["page_size"] - 10
         call["page_table"] = rng.integers(0, 99, (rows, pages)).astype(np.int32)
-    return x, k, call
-
-
-def shared_plan(family, x, k, call, scores):
-    return ksieve.plan(
-        rows=len(x), width=x.shape[1], k=k, dtype=str(scores.dtype).removeprefix("torch."), family=family,
-        options=served.options_of(call), device=runner.PLANNED_FOR,
-    )  # fmt: skip
+    scores, on_device = to_cuda(x, number % 2, runner.DEVICE), device_call(call)
+    return Asked(served.plan_for(Variant(family, family), scores, k, on_device), scores, on_device)
 
 
 @pytest.mark.skipif(runner.PLANNED_FOR.capability < (9, 0), reason="no such families")
 @pytest.mark.parametrize("number", range(len(SHARED)))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["register_block", "resident_cluster"])
 def test_slots_written_from_shared_memory(family, dtype, number, tally):
-    x, k, call = shared(number, dtype)
-    scores, on_device = to_cuda(x, number % 2, runner.DEVICE), device_call(call)
-    wrong = served.check(Served(shared_plan(family, x, k, on_device, scores), scores, on_device))
-    tally.add(f"entries shared {family} {dtype}", len(x), wrong)
-    assert not wrong, wrong
+    served.judge(tally, f"entries shared {family} {dtype}", [shared(family, dtype, number)])

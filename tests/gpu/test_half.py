@@ -8,49 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 
 import numpy as np
 import pytest
 import torch
 
 import ksieve
-from gpu import material, runner, served
+from gpu import material, runner, served, test_held
+from gpu.served import Asked
 from gpu.test_bands import lengths_of
-from gpu.test_held import K, hard_rows
-from gpu.variants import Variant, banded, possible
+from gpu.test_held import K, hard_rows, plans_of
+from gpu.variants import banded
 from ksieve.core.errors import ArgumentError
-from ksieve.planning import shapes, tuned
+from ksieve.planning import shapes
 from ksieve.planning.families import ONE_CTA
-from ksieve.planning.memory import with_workspace
 
 pytestmark = pytest.mark.gpu
 
 DTYPES = ("float16", "bfloat16")
-KNOWN = {dtype: shapes.of(runner.PLANNED_FOR, dtype) for dtype in DTYPES}
-SHAPES = [(family, shape) for family, listed in KNOWN["bfloat16"].resident.items() for shape in listed]
+KNOWN = {dtype: shapes.of(runner.PLANNED_FOR, dtype).resident for dtype in DTYPES}
+SHAPES = [(family, shape) for family, listed in KNOWN["bfloat16"].items() for shape in listed]
 IDS = [f"{f}-{s.resident_width}-{s.ctas_per_row}x{s.threads}x{s.ctas_per_sm}" for f, s in SHAPES]
 IN_TURN = [(family, shape, DTYPES[number % 2]) for number, (family, shape) in enumerate(SHAPES)]
 """Every launch shape with one of the dtypes: each has another kernel, which takes seconds to compile."""
-FORCED = {family: Variant(family, family) for family, _ in SHAPES}
-FIELDS = ("threads", "ctas_per_sm", "resident_width", "ctas_per_row")
+FIELDS = operator.attrgetter("threads", "ctas_per_sm", "resident_width", "ctas_per_row")
 
 
-@contextlib.contextmanager
-def alone(family, shape, dtype):
-    """Plan with one launch shape, whatever the number of rows."""
-    known = KNOWN[dtype]
-    same = [one for one in known.resident.get(family, ()) if all(getattr(one, n) == getattr(shape, n) for n in FIELDS)]
+def in_dtype(family, shape, dtype):
+    """The same launch shape in the table of a dtype, for any number of rows."""
+    same = [one for one in KNOWN[dtype].get(family, ()) if FIELDS(one) == FIELDS(shape)]
     if not same:
         pytest.skip(f"no such shape of {dtype}")
-    only = (dataclasses.replace(same[0], fewest_rows=0, most_rows=0),)
-    with tuned.replaced(known, dataclasses.replace(known, resident={**known.resident, family: only})):
-        yield
+    return dataclasses.replace(same[0], fewest_rows=0, most_rows=0)
 
 
 def plan_of(family, shape, dtype, rows, k=K, **changes):
-    with alone(family, shape, dtype):
-        plan = FORCED[family].plan(rows, shape.resident_width, k, dtype=dtype, device=runner.PLAN_DEVICE)
-    return with_workspace(dataclasses.replace(plan, **changes)) if changes else plan
+    return test_held.plan_of(family, in_dtype(family, shape, dtype), rows, k, dtype, **changes)
 
 
 def kernels():
@@ -59,11 +53,9 @@ def kernels():
             with contextlib.suppress(ArgumentError, pytest.skip.Exception):
                 yield plan_of(family, shape, dtype, 32), False
     for family, shape, dtype, levels in ABOUT_LEVELS:
-        for plan in plans_about_levels(family, shape, dtype, levels):
-            yield plan, False
+        yield from ((plan, False) for plan in plans_about_levels(family, shape, dtype, levels))
     for family, shape, dtype, asked in ASKED_IN_TURN:
-        for plan in asked_plans(family, shape, dtype, OPTIONS[asked]):
-            yield plan, False
+        yield from ((plan, False) for plan in asked_plans(family, shape, dtype, OPTIONS[asked]))
     if runner.PLANNED_FOR.capability >= (9, 0):
         yield from [(plan, False) for dtype in DTYPES for plan in fullest_plans(dtype)]
 
@@ -103,34 +95,32 @@ def rounded_rows(width):
         }
 
 
-def matrix(rows, dtype):
-    """Rows as bit patterns of a dtype, rounded to its nearest values."""
-    scores = np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32))
-    if dtype == "bfloat16":
-        scores = torch.from_numpy(scores).to(torch.bfloat16).view(torch.int16).numpy()
-        return np.ascontiguousarray(scores)
-    return material.narrow(scores, dtype)
+def matrix(rows, dtype, offset=0, padding=0):
+    """Rows of a dtype, rounded to its nearest values."""
+    scores = torch.from_numpy(np.stack(list(rows.values())).astype(np.float32)).to(getattr(torch, dtype))
+    return material.place(scores.view(torch.int16), dtype, runner.DEVICE, offset=offset, padding=padding)
+
+
+def few_values(family, shape, dtype):
+    width = shape.resident_width
+    rows = rounded_rows(width) | hard_rows(width)
+    count = len(rows)
+    short = [width, width - 1, width - 3, width * 5 // 8 + 1, width, width // 2, K + 1, width]
+    lengths = torch.tensor((short * count)[:count], dtype=torch.int32, device=runner.DEVICE)
+    several = (0, 3) if family in ONE_CTA else (0,)
+    alignments = ((0, 0, {}), (1, 3, {}), (6, 1, {"lengths": lengths}), (0, 8, {"lengths": lengths}))
+    for number, (offset, padding, call) in enumerate(alignments):
+        scores = matrix(rows, dtype, offset, padding)
+        # An emulated launch takes a second: each number of CTAs with and without lengths.
+        for ctas in several[number % len(several) :][:1] if runner.HOST else several:
+            plan = plan_of(family, shape, dtype, count, **({"ctas": ctas} if ctas else {}))
+            yield Asked(plan, scores, call, runs=1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
 def test_rows_of_few_values(family, shape, dtype, tally):
-    width = shape.resident_width
-    rows = rounded_rows(width) | hard_rows(width)
-    bits, count, wrong = matrix(rows, dtype), len(rows), []
-    short = [width, width - 1, width - 3, width * 5 // 8 + 1, width, width // 2, K + 1, width]
-    lengths = torch.tensor((short * count)[:count], dtype=torch.int32, device=runner.DEVICE)
-    several = (0, 3) if family in ONE_CTA else (0,)
-    alignments = ((0, 0, None), (1, 3, None), (6, 1, lengths), (0, 8, lengths))
-    for number, (offset, padding, given) in enumerate(alignments):
-        scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
-        # An emulated launch takes a second: each number of CTAs with and without lengths.
-        for ctas in several[number % len(several) :][:1] if runner.HOST else several:
-            plan = plan_of(family, shape, dtype, count, **({"ctas": ctas} if ctas else {}))
-            found = runner.check(plan, scores, given, runs=1)
-            wrong += [f"{offset=} {padding=} {ctas=}: {text} of {list(rows)}" for text in found]
-    tally.add(family, count, wrong)
-    assert not wrong, "\n".join(wrong)
+    served.judge(tally, family, few_values(family, shape, dtype))
 
 
 LEVELS = ((2, 0), (1.5, -0.5), (1, 0.5))
@@ -145,23 +135,19 @@ def rows_of_levels(width):
 
 def plans_about_levels(family, shape, dtype, levels):
     width = shape.resident_width
+    if runner.HOST:
+        levels = levels[:1]
     beyond = {int((rows_of_levels(width)["levels"] > level).sum()) for level in levels}
-    for k in sorted({k + step for k in beyond for step in (-1, 0, 1, 2)} | {1, width - 1}):
-        if not 0 < k < width:
-            continue
-        with alone(family, shape, dtype):
-            yield from list(possible(FORCED[family], 2, width, k, dtype=dtype, device=runner.PLAN_DEVICE))
+    ks = {k + step for k in beyond for step in (-1, 0, 1, 2)} | {1, width - 1}
+    return plans_of(family, in_dtype(family, shape, dtype), 2, sorted(k for k in ks if 0 < k < width), dtype)
 
 
 @pytest.mark.parametrize(("family", "shape", "dtype", "levels"), ABOUT_LEVELS, ids=IDS)
 def test_k_about_the_ends_of_a_value(family, shape, dtype, levels, tally):
     """All of a value's scores are wanted, or all but one, or one; up to where no more positions fit on chip."""
-    scores = material.place(matrix(rows_of_levels(shape.resident_width), dtype), dtype, runner.DEVICE)
-    wrong = []
-    for plan in plans_about_levels(family, shape, dtype, levels):
-        wrong += [f"k={plan.problem.k}: {text}" for text in runner.check(plan, scores, None, runs=1)]
-    tally.add(family, 2, wrong)
-    assert not wrong, "\n".join(wrong)
+    scores = matrix(rows_of_levels(shape.resident_width), dtype)
+    plans = plans_about_levels(family, shape, dtype, levels)
+    served.judge(tally, family, [Asked(plan, scores, {}, runs=1) for plan in plans])
 
 
 OPTIONS = {
@@ -179,13 +165,8 @@ ROWS_WITH_OPTIONS = 9
 
 
 def asked_plans(family, shape, dtype, call):
-    with alone(family, shape, dtype):
-        return list(
-            possible(
-                FORCED[family], ROWS_WITH_OPTIONS, shape.resident_width, K, dtype=dtype, device=runner.PLAN_DEVICE,
-                options=served.options_of(call),
-            )
-        )  # fmt: skip
+    shape = in_dtype(family, shape, dtype)
+    return plans_of(family, shape, ROWS_WITH_OPTIONS, dtype=dtype, options=served.options_of(call))
 
 
 @pytest.mark.parametrize(("family", "shape", "dtype", "asked"), ASKED_IN_TURN, ids=reversed(IDS))
@@ -196,14 +177,11 @@ def test_options_of_rows_of_few_values(family, shape, dtype, asked, tally):
     starts = np.arange(count) * call.get("starts", 0)
     if "starts" in call:
         call["starts"] = torch.from_numpy(starts.astype(np.int32)).to(runner.DEVICE)
-    scores, wrong = material.place(matrix(rows, dtype), dtype, runner.DEVICE), []
-    for plan in plans:
-        wrong += served.check(served.Served(plan, scores, call))
-    tally.add(family, count, wrong)
-    assert not wrong, "\n".join(wrong)
+    scores = matrix(rows, dtype)
+    served.judge(tally, family, [Asked(plan, scores, call) for plan in plans])
 
 
-LISTED = [(dtype, shape) for dtype in DTYPES for shape in KNOWN[dtype].resident.get("register_block", ())]
+LISTED = [(dtype, shape) for dtype in DTYPES for shape in KNOWN[dtype].get("register_block", ())]
 
 
 @pytest.mark.parametrize(("dtype", "shape"), LISTED, ids=[f"{d}-{s.resident_width}" for d, s in LISTED])
@@ -222,18 +200,14 @@ def test_bins_of_registers_with_more_than_are_ranked(dtype, shape, tally):
                 scores[place[k - wanted : k - wanted + count]] = 1 + rng.integers(0, values, count) * 2.0**-7
                 rows[f"{count} {wanted} {values}"] = scores
                 rows[f"-{count} {wanted} {values}"] = -1 / np.maximum(scores, 1e-3)
-    wrong = []
-    for offset, padding in ((0, 0), (3, 1)):
-        scores = material.place(matrix(rows, dtype), dtype, runner.DEVICE, offset=offset, padding=padding)
-        plan = plan_of("register_block", shape, dtype, len(rows), k=k)
-        wrong += [f"offset={offset}: {text}" for text in runner.check(plan, scores, None)]
-    tally.add("register_block", len(rows), wrong)
-    assert not wrong, "\n".join(wrong)
+    plan = plan_of("register_block", shape, dtype, len(rows), k=k)
+    cases = [Asked(plan, matrix(rows, dtype, *place), {}) for place in ((0, 0), (3, 1))]
+    served.judge(tally, "register_block", cases)
 
 
 def fullest_plans(dtype):
     """Clusters whose rows have as many slots as are collected on chip, and one more: then candidates are stored."""
-    asked = {"rows": 1, "width": FULLEST, "dtype": dtype, "device": runner.PLAN_DEVICE}
+    asked = {"rows": 1, "width": FULLEST, "dtype": dtype, "device": "cuda"}
     most = max(k for k in range(512, FULLEST) if ksieve.plan(**asked, k=k).capacity < k)
     plans = [ksieve.plan(**asked, k=k) for k in (most - 8, most, most + 1)]
     return [plan for plan in plans if plan.family == "resident_cluster"]
@@ -246,13 +220,9 @@ FULLEST = 24_576
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_as_many_slots_as_are_collected_on_chip(dtype, tally):
     """All scores are equal, so that no candidate of an exact route could be left out."""
-    scores = material.place(matrix({"equal": np.full(FULLEST, 3)}, dtype), dtype, runner.DEVICE)
-    plans, wrong = fullest_plans(dtype), []
+    scores, plans = matrix({"equal": np.full(FULLEST, 3)}, dtype), fullest_plans(dtype)
     assert len(plans) >= 2
-    for plan in plans:
-        wrong += [f"k={plan.problem.k}: {text}" for text in runner.check(plan, scores, None, runs=1)]
-    tally.add("resident_cluster", len(plans), wrong)
-    assert not wrong, "\n".join(wrong)
+    served.judge(tally, "resident_cluster", [Asked(plan, scores, {}, runs=1) for plan in plans])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -260,10 +230,7 @@ def test_rows_of_every_length_in_several_launches(dtype, tally):
     """Listed by length (kernels/length_bins.cuh), with few values."""
     width = 20_000
     rows = rounded_rows(width)
-    count, wrong = len(rows), []
-    plan = banded(count, width, K, ctas=2, device=runner.PLAN_DEVICE, dtype=dtype)
-    for offset, seed in ((0, 3), (1, 4)):
-        scores = material.place(matrix(rows, dtype), dtype, runner.DEVICE, offset=offset, padding=3)
-        wrong += runner.check(plan, scores, lengths_of(width, count, seed), runs=1)
-    tally.add("banded", 2 * count, wrong)
-    assert not wrong, "\n".join(wrong)
+    count = len(rows)
+    plan = banded(count, width, K, ctas=2, dtype=dtype)
+    cases = [(matrix(rows, dtype, offset, 3), lengths_of(width, count, seed)) for offset, seed in ((0, 3), (1, 4))]
+    served.judge(tally, "banded", [Asked(plan, scores, {"lengths": lengths}, runs=1) for scores, lengths in cases])

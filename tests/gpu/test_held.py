@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+import ksieve
 from gpu import material, runner, served
+from gpu.served import Asked
 from gpu.variants import Variant, possible
 from harness import sampled_at, samplers
 from ksieve.core.errors import ArgumentError
@@ -37,17 +39,24 @@ FORCED = {family: Variant(family, family) for family in RESIDENT}
 
 
 @contextlib.contextmanager
-def alone(family, shape):
+def alone(family, shape, dtype="float32"):
     """Plan with one launch shape, whatever the number of rows."""
-    known = shapes.of(runner.PLANNED_FOR)
+    known = shapes.of(runner.PLANNED_FOR, dtype)
     with tuned.replaced(known, dataclasses.replace(known, resident={**known.resident, family: (shape,)})):
         yield
 
 
-def plan_of(family, shape, rows, k=K, **changes):
-    with alone(family, shape):
-        plan = FORCED[family].plan(rows, shape.resident_width, k, device=runner.PLAN_DEVICE)
+def plan_of(family, shape, rows, k=K, dtype="float32", **changes):
+    with alone(family, shape, dtype):
+        plan = FORCED[family].plan(rows, shape.resident_width, k, dtype=dtype)
     return with_workspace(dataclasses.replace(plan, **changes)) if changes else plan
+
+
+def plans_of(family, shape, rows, ks=(K,), dtype="float32", **options):
+    """Plans of those k that the shape takes, with options."""
+    with alone(family, shape, dtype):
+        width = shape.resident_width
+        return [plan for k in ks for plan in possible(FORCED[family], rows, width, k, dtype=dtype, **options)]
 
 
 def kernels():
@@ -110,46 +119,42 @@ def hard_rows(width):
         }
 
 
-@pytest.mark.parametrize("full", [True, False])
-@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
-def test_rows_that_registers_hold(family, shape, full, tally):
+def stacked(rows, offset=0, padding=0):
+    bits = np.ascontiguousarray(np.stack(list(rows)).astype(np.float32)).view(np.int32)
+    return material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
+
+
+def held(family, shape, full):
     width = shape.resident_width
     rows = hard_rows(width)
-    bits = np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32)).view(np.int32)
-    lengths, count = None, len(rows)
+    call, count = {}, len(rows)
     if not full:
         short = [width - 1, width - 3, width * 5 // 8 + 1, K + 1, K, 3, 0, width // 2]
-        lengths = torch.tensor((short * count)[:count], dtype=torch.int32, device=runner.DEVICE)
-    wrong = []
+        call["lengths"] = torch.tensor((short * count)[:count], dtype=torch.int32, device=runner.DEVICE)
     # Each CTA meets several rows: what one leaves behind is what the next begins with. Its first is copied before
     # it is known to be too short for that.
     several = ((0, 0), (3, 0), (3, 4)) if family in ONE_CTA else ((0, 0),)
     for number, (offset, padding) in enumerate(((0, 0), (1, 3), (6, 1))):
-        scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
+        scores = stacked(rows.values(), offset, padding)
         # An emulated launch takes a second: each alignment with one number of CTAs.
         for ctas, rolled in several[number % len(several) :][:1] if runner.HOST else several:
             plan = plan_of(family, shape, count, **({"ctas": ctas} if ctas else {}))
-            found = runner.check(plan, scores, None if lengths is None else lengths.roll(-rolled))
-            wrong += [f"offset={offset} padding={padding} {ctas=} {rolled=}: {text} of {list(rows)}" for text in found]
-    tally.add(family, count, wrong)
-    assert not wrong, "\n".join(wrong)
+            yield Asked(plan, scores, {name: lengths.roll(-rolled) for name, lengths in call.items()})
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
+def test_rows_that_registers_hold(family, shape, full, tally):
+    served.judge(tally, family, held(family, shape, full))
 
 
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
 def test_k_from_one_to_nearly_all(family, shape, tally):
     """Up to where the sample's rank is beyond the sample, and positions beyond what is collected on chip."""
     width = shape.resident_width
-    rng = np.random.default_rng(9)
-    bits = rng.standard_normal((6, width)).astype(np.float32).view(np.int32)
-    scores = material.place(bits, "float32", runner.DEVICE)
-    wrong = []
-    for k in (1, 2, 31, 2048, width // 4, width // 2, width * 3 // 4, width - 1):
-        with alone(family, shape):
-            plans = list(possible(FORCED[family], 6, width, k, device=runner.PLAN_DEVICE))
-        for plan in plans:
-            wrong += [f"k={k}: {text}" for text in runner.check(plan, scores, None)]
-    tally.add(family, 6, wrong)
-    assert not wrong, "\n".join(wrong)
+    scores = stacked(np.random.default_rng(9).standard_normal((6, width)))
+    ks = (1, 2, 31, 2048, width // 4, width // 2, width * 3 // 4, width - 1)
+    served.judge(tally, family, [Asked(plan, scores, {}) for plan in plans_of(family, shape, 6, ks)])
 
 
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
@@ -159,11 +164,9 @@ def test_subnormals_a_few_apart(family, shape, tally):
     rng = np.random.default_rng(10)
     count = 16 if runner.HOST else 192
     units = rng.integers(0, 16, (count, width)) + rng.integers(-400, 400, (count, 1))
-    bits = (units * 2.0**-149).astype(np.float32).view(np.int32)
     lengths = torch.from_numpy(rng.integers(K + 1, width + 1, count).astype(np.int32)).to(runner.DEVICE)
-    wrong = runner.check(plan_of(family, shape, count), material.place(bits, "float32", runner.DEVICE), lengths, runs=1)
-    tally.add(family, count, wrong)
-    assert not wrong, "\n".join(wrong)
+    plan = plan_of(family, shape, count)
+    served.judge(tally, family, [Asked(plan, stacked(units * 2.0**-149), {"lengths": lengths}, runs=1)])
 
 
 def sampled(plan, row):
@@ -201,17 +204,8 @@ def test_rows_aimed_at_the_sample(family, shape, tally):
         else:
             scores[mine] = np.abs(scores[mine]) + 1
             scores[others] = -np.exp2(rng.uniform(-120, 120, len(others))).astype(np.float32)
-    bits = rows.view(np.int32)
-    wrong = []
-    for k in (K, shape.threads * plan.splits + 1, shape.resident_width // 2):
-        with alone(family, shape):
-            for chosen in possible(FORCED[family], 12, shape.resident_width, k, device=runner.PLAN_DEVICE):
-                wrong += [
-                    f"k={k}: {text}"
-                    for text in runner.check(chosen, material.place(bits, "float32", runner.DEVICE), None)
-                ]
-    tally.add(family, 12, wrong)
-    assert not wrong, "\n".join(wrong)
+    plans = plans_of(family, shape, 12, (K, shape.threads * plan.splits + 1, shape.resident_width // 2))
+    served.judge(tally, family, [Asked(each, stacked(rows), {}) for each in plans])
 
 
 OWNED = [shape for family, shape in SHAPES if family == "resident_block"]
@@ -221,37 +215,19 @@ SCANNED = ("normal", "plateau", "few values", "sorted", "ties around the rank", 
 
 
 def tied_plans(shape, rows):
-    with alone("resident_block", shape):
-        yield from possible(
-            FORCED["resident_block"],
-            rows,
-            shape.resident_width,
-            K,
-            device=runner.PLAN_DEVICE,
-            options=served.options_of(dict(TIED, lengths=0)),
-        )
+    return plans_of("resident_block", shape, rows, options=served.options_of(TIED | {"lengths": 0}))
 
 
 @pytest.mark.parametrize("shape", OWNED, ids=RINGS)
 def test_rows_that_are_scanned_in_the_ring(shape, tally):
     """Statistics and tie-breaks need all of a row there, and both of its scans, however many vectors that are."""
-    rows = [values for name, values in hard_rows(shape.resident_width).items() if name in SCANNED]
-    bits = np.ascontiguousarray(np.stack(rows).astype(np.float32)).view(np.int32)
-    lengths = [
-        shape.resident_width,
-        shape.resident_width - 1,
-        shape.resident_width * 15 // 16,
-        shape.resident_width * 5 // 8 + 3,
-        K + 1,
-        K,
-    ]
-    lengths = torch.tensor(lengths, dtype=torch.int32, device=runner.DEVICE)
-    scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=3)
-    wrong, _ = runner.compare_stats(plan_of("resident_block", shape, len(rows)), scores, lengths)
-    for plan in tied_plans(shape, len(rows)):
-        wrong += served.check(served.Served(plan, scores, dict(TIED, lengths=lengths)))
-    tally.add("row", len(rows), wrong, stats_rows=len(rows))
-    assert not wrong, "\n".join(wrong)
+    width = shape.resident_width
+    rows = [values for name, values in hard_rows(width).items() if name in SCANNED]
+    scores = stacked(rows, 1, 3)
+    lengths = [width, width - 1, width * 15 // 16, width * 5 // 8 + 3, K + 1, K]
+    call = {"lengths": torch.tensor(lengths, dtype=torch.int32, device=runner.DEVICE)}
+    counted = Asked(plan_of("resident_block", shape, len(rows)), scores, call, stats=True)
+    served.judge(tally, "row", [counted, *(Asked(plan, scores, TIED | call) for plan in tied_plans(shape, len(rows)))])
 
 
 READS = {"NaN": 3.3, "mostly NaN": 3.3, "few values": 2.2, "three values": 3.75, "plateau": 1.6, "two values": 4.8}
@@ -259,7 +235,7 @@ READS |= {"two values, the better": 3.75, "two values, the worse": 4.05}
 """How often rows are read at most, by name; others 1.45 times: copied, and part of them divided once."""
 
 
-@pytest.mark.skipif(not runner.EMULATED, reason="only the emulator counts bytes")
+@pytest.mark.skipif(not runner.HOST, reason="only the emulator counts bytes")
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
 def test_how_often_a_row_is_read(family, shape, tally):
     """Bytes that a kernel asks global memory for, beside those of the row: C21 of the contract."""
@@ -267,14 +243,12 @@ def test_how_often_a_row_is_read(family, shape, tally):
 
     wrong = []
     for name, row in hard_rows(shape.resident_width).items():
-        bits = np.ascontiguousarray(row[None].astype(np.float32)).view(np.int32)
-        before = emulated.DRIVER.bytes_read
-        wrong += runner.check(plan_of(family, shape, 1), material.place(bits, "float32", runner.DEVICE), None, runs=1)
-        times = (emulated.DRIVER.bytes_read - before) / bits.nbytes
+        scores, before = stacked([row]), emulated.DRIVER.bytes_read
+        wrong += served.exact(plan_of(family, shape, 1), scores, runs=1)
+        times = (emulated.DRIVER.bytes_read - before) / (4 * shape.resident_width)
         if not 1 <= times <= READS.get(name, 1.45):
             wrong.append(f"{name}: read {times:.2f} times")
-    tally.add(family, len(hard_rows(shape.resident_width)), wrong)
-    assert not wrong, "\n".join(wrong)
+    tally.judge(family, len(hard_rows(shape.resident_width)), wrong)
 
 
 COOPERATIVE = [shape for family, shape in SHAPES if family == "resident_grid"]
@@ -285,20 +259,17 @@ COOPERATIVE = [shape for family, shape in SHAPES if family == "resident_grid"]
 def test_what_ctas_tell_each_other_is_zero_again(shape, tally):
     """On every route, of rows in turn, and of fewer live rows."""
     rows = hard_rows(shape.resident_width)
-    count, wrong = len(rows), []
-    bits = np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32)).view(np.int32)
-    scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=3)
+    count, wrong, scores = len(rows), [], stacked(rows.values(), 1, 3)
     plan = plan_of("resident_grid", shape, count)
     memory = torch.zeros(plan.workspace_bytes, dtype=torch.uint8, device=runner.DEVICE)
     workspace, out = plan.workspace(memory), torch.empty(count, K, dtype=torch.int32, device=runner.DEVICE)
     for live in (count, count // 2, 1):
-        runner.call(plan, scores, None, out, workspace, torch.tensor([live], dtype=torch.int32, device=runner.DEVICE))
+        ksieve.topk(scores, plan=plan, out=out, workspace=workspace, num_rows=served.live(live)["live"])
         wrong += [f"{live} rows: {int(memory.count_nonzero())} bytes left"] * bool(memory.any())
     for row, name in enumerate(rows):
-        runner.call(plan, scores[row : row + 1], None, out[:1], workspace)
+        ksieve.topk(scores[row : row + 1], plan=plan, out=out[:1], workspace=workspace)
         wrong += [f"{name}: {int(memory.count_nonzero())} bytes left"] * bool(memory.any())
-    tally.add("cooperative", 2 * count, wrong)
-    assert not wrong, "\n".join(wrong)
+    tally.judge("cooperative", 2 * count, wrong)
 
 
 REGISTERS = RESIDENT["register_block"]
@@ -322,14 +293,9 @@ def test_bins_as_full_as_are_ranked(shape, tally):
                 within[rng.random(count) < 0.2] = 1 + 2.0**-9
                 scores[place[k - wanted : k - wanted + count]] = within
                 rows.append(scores if sign > 0 else -1 / np.maximum(scores, 1e-3))
-    bits = np.stack(rows).astype(np.float32).view(np.int32)
-    wrong = []
-    for offset, padding in ((0, 0), (3, 1)):
-        scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
-        plan = plan_of("register_block", shape, len(rows), k=k)
-        wrong += [f"offset={offset}: {text}" for text in runner.check(plan, scores, None)]
-    tally.add("register_block", len(rows), wrong)
-    assert not wrong, "\n".join(wrong)
+    plan = plan_of("register_block", shape, len(rows), k=k)
+    cases = [Asked(plan, stacked(rows, *place), {}) for place in ((0, 0), (3, 1))]
+    served.judge(tally, "register_block", cases)
 
 
 def test_shapes_are_those_of_the_planner():
@@ -341,7 +307,7 @@ def test_shapes_are_those_of_the_planner():
     def planned(family, width):
         for rows in ends - {0}:
             with contextlib.suppress(ArgumentError):
-                plan = FORCED[family].plan(rows, width, K, device=runner.PLAN_DEVICE)
+                plan = FORCED[family].plan(rows, width, K)
                 yield plan.family, plan.splits, *(getattr(plan, name) for name in names)
 
     for family, shape in SHAPES:

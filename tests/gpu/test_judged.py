@@ -7,8 +7,6 @@ import torch
 
 import ksieve
 from gpu import runner, served
-from gpu.variants import Variant
-from ksieve.planning.devices import DEVICES
 
 PAGES = {"page_table": torch.arange(40, dtype=torch.int32).view(2, 20).flip(1).contiguous(), "page_size": 16}
 CALLS = {
@@ -23,12 +21,11 @@ CALLS = {
 def ready(monkeypatch):
     """A call with the CPU's answer."""
     monkeypatch.setattr(runner, "DEVICE", "cpu")
-    monkeypatch.setattr(runner, "DRY", True)
-    monkeypatch.setattr(runner, "PLAN_DEVICE", DEVICES["h200"])
+    monkeypatch.setattr(runner, "dirty_workspace", lambda plan: None)
     scores = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
 
     def made(call):
-        plan = served.plan_for(Variant("persistent-exact", "stream_unsampled"), scores, 20, call)
+        plan = ksieve.plan(rows=2, width=300, k=20, options=served.options_of(call))
         return served.Served(plan, scores, call)
 
     return made

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import ksieve
-from gpu import material, runner
+from gpu import material, runner, served
+from gpu.served import Asked
 from gpu.variants import VARIANTS, possible
 
 pytestmark = pytest.mark.gpu
@@ -19,8 +20,8 @@ HUGE_ROWS, HUGE_WIDTH, HUGE_K = 2100, 1_100_000, 2048
 
 def kernels():
     for variant in VARIANTS.values():
-        yield from ((p, False) for p in possible(variant, 64, WIDTH, K, device=runner.PLAN_DEVICE))
-        yield from ((p, False) for p in possible(variant, HUGE_ROWS, HUGE_WIDTH, HUGE_K, device=runner.PLAN_DEVICE))
+        yield from ((p, False) for p in possible(variant, 64, WIDTH, K))
+        yield from ((p, False) for p in possible(variant, HUGE_ROWS, HUGE_WIDTH, HUGE_K))
 
 
 def one_matrix(padding=0):
@@ -33,9 +34,7 @@ def test_lengths_around_k(name, tally):
     scores = one_matrix()
     limits = [K - 1, K, K + 1, 0, 1, -1, -(2**31), 2**31 - 1, WIDTH, WIDTH + 1, WIDTH - 1, K + 2]
     lengths = torch.tensor((limits * 8)[: len(scores)], dtype=torch.int32, device=runner.DEVICE)
-    wrong = runner.check(runner.plan_for(VARIANTS[name], scores, K), scores, lengths)
-    tally.add(name, len(scores), wrong)
-    assert not wrong, "\n".join(wrong)
+    served.judge(tally, name, [Asked(runner.plan_for(VARIANTS[name], scores, K), scores, {"lengths": lengths})])
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -45,24 +44,17 @@ def test_live_rows(name, tally):
     rows = len(scores)
     lengths = torch.from_numpy(material.lengths_for(rows, WIDTH, K)).to(runner.DEVICE)
     plan = runner.plan_for(VARIANTS[name], scores, K)
-    for live in (0, 1, rows // 2, rows - 1, rows, rows + 1, -1, -(2**31), 2**31 - 1):
-        wrong = runner.check(plan, scores, lengths, num_rows=live, runs=1)
-        tally.add(name, rows, wrong)
-        assert not wrong, f"{live} live rows: " + "\n".join(wrong)
+    counts = (0, 1, rows // 2, rows - 1, rows, rows + 1, -1, -(2**31), 2**31 - 1)
+    calls = ({"lengths": lengths} | served.live(count) for count in counts)
+    served.judge(tally, name, [Asked(plan, scores, call, runs=1) for call in calls])
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_plan_serves_fewer_rows_and_narrower_matrices(name, tally):
     scores = one_matrix()
     plan = runner.plan_for(VARIANTS[name], scores, K)
-    workspace = runner.dirty_workspace(plan)
-    for rows, width in ((1, WIDTH), (7, K + 1), (len(scores), 1), (13, 5003), (3, K), (len(scores), WIDTH)):
-        part = scores[:rows, :width]
-        target = runner.Guarded.make(rows, K, padding=1)
-        runner.call(plan, part, None, target.out, workspace)
-        wrong = runner.refuted(part, None, target.out, K) + ["out of bounds"] * (not target.intact())
-        tally.add(name, rows, wrong)
-        assert not wrong, f"{rows} x {width}: {wrong}"
+    parts = ((1, WIDTH), (7, K + 1), (len(scores), 1), (13, 5003), (3, K), (len(scores), WIDTH))
+    served.judge(tally, name, [Asked(plan, scores[:rows, :width], {}, runs=1) for rows, width in parts])
 
 
 @pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
@@ -80,9 +72,7 @@ def test_no_rows_and_no_scores():
 @pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_more_than_two_to_the_31_elements(name, tally, huge):
-    wrong = runner.check(runner.plan_for(VARIANTS[name], huge, HUGE_K), huge, None, runs=1)
-    tally.add(name, HUGE_ROWS, wrong)
-    assert not wrong, "\n".join(wrong)
+    served.judge(tally, name, [Asked(runner.plan_for(VARIANTS[name], huge, HUGE_K), huge, {}, runs=1)])
 
 
 @pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
@@ -90,9 +80,7 @@ def test_more_than_two_to_the_31_elements(name, tally, huge):
 def test_rows_further_apart_than_two_to_the_31_bytes(name, tally, huge):
     apart = huge.as_strided((4, 200_003), (577_000_001, 1), 3)
     lengths = torch.tensor([200_003, 150_000, 2049, 200_000], dtype=torch.int32, device="cuda")
-    wrong = runner.check(runner.plan_for(VARIANTS[name], apart, HUGE_K), apart, lengths)
-    tally.add(name, len(apart), wrong)
-    assert not wrong, "\n".join(wrong)
+    served.judge(tally, name, [Asked(runner.plan_for(VARIANTS[name], apart, HUGE_K), apart, {"lengths": lengths})])
 
 
 @pytest.fixture(scope="module")
@@ -117,5 +105,4 @@ def test_the_planners_own_choice(rows, width, k, tally):
     for given, _ in itertools.product((None, lengths), range(2)):
         indices = ksieve.topk(scores, given, k)
         wrong = runner.refuted(scores, given, indices, k)
-        tally.add("planned", rows, wrong)
-        assert not wrong, f"{rows} x {width} k={k}: {wrong}"
+        tally.judge("planned", rows, wrong)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu import material, runner
+from gpu import material, runner, served
+from gpu.served import Asked
 from gpu.variants import ALL, possible
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +26,7 @@ RANKS = (1, 6, 14, 16, 31, 32, 33, 63, 128, 255, 999)
 
 def kernels():
     for dtype, width in itertools.product(DTYPES, WIDTHS):
-        yield from ((plan, False) for plan in possible(WARP, 64, width, 1, dtype=dtype, device=runner.PLAN_DEVICE))
+        yield from ((plan, False) for plan in possible(WARP, 64, width, 1, dtype=dtype))
 
 
 def hard_rows(width, k, rng):
@@ -73,7 +74,7 @@ def bits_of(rows, dtype):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_way_that_a_row_is_decided(width, dtype, tally):
     rng = np.random.default_rng(width)
-    wrong, count = [], 0
+    cases = []
     asked = {1, width // 2, width - 1, width, width + 3, *(k for k in RANKS if k < width)} - {0}
     for number, k in enumerate(sorted(asked)):
         rows = hard_rows(width, k, rng)
@@ -81,52 +82,37 @@ def test_every_way_that_a_row_is_decided(width, dtype, tally):
         scores = material.place(bits_of(rows, dtype), dtype, runner.DEVICE, offset=offset, padding=padding)
         edges = [width - 1, k + 1, k, width - 3, k - 1, 1, 0, width * 5 // 8 + 1, -1, width + 1, width - 8]
         lengths = torch.tensor((edges * len(rows))[: len(rows)], dtype=torch.int32, device=runner.DEVICE)
-        for given in (None, lengths, lengths.roll(4)):
-            plan = runner.plan_for(WARP, scores, k, ctas=2)  # each warp meets several rows
-            assert plan.family == "register_warp"
-            wrong += [
-                f"k={k} offset={offset} padding={padding} lengths={given is not None}: {text} of {list(rows)}"
-                for text in runner.check(plan, scores, given, out_padding=number % 3, runs=1)
-            ]
-            count += len(rows)
-    tally.add("warp", count, wrong)
-    assert not wrong, "\n".join(wrong)
+        plan = runner.plan_for(WARP, scores, k, ctas=2)  # each warp meets several rows
+        assert plan.family == "register_warp"
+        for call in ({}, {"lengths": lengths}, {"lengths": lengths.roll(4)}):
+            cases.append(Asked(plan, scores, call, runs=1))
+    served.judge(tally, "warp", cases)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_alignment_and_length(dtype, tally):
     """The first vector of a row begins before it, and takes the row's last scores."""
-    wrong, count = [], 0
+    cases = []
     for width, offset, padding in itertools.product((127, 128, 256), range(8), (0, 1, 2, 4)):
         if dtype == "float32" and offset > 3:
             continue
         rng = np.random.default_rng(width + offset)
         bits = material.narrow(rng.standard_normal((2 * 17, width)).astype(np.float32), dtype)
         scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
-        lengths = torch.arange(len(bits), dtype=torch.int32, device=runner.DEVICE) % 17 + (width - 16)
-        for k in (3, 100):
-            found = runner.check(runner.plan_for(WARP, scores, k), scores, lengths, runs=1)
-            wrong += [f"{width} k={k} offset={offset} padding={padding}: {text}" for text in found]
-            count += len(bits)
-    tally.add("warp", count, wrong)
-    assert not wrong, "\n".join(wrong)
+        call = {"lengths": torch.arange(len(bits), dtype=torch.int32, device=runner.DEVICE) % 17 + (width - 16)}
+        cases += [Asked(runner.plan_for(WARP, scores, k), scores, call, runs=1) for k in (3, 100)]
+    served.judge(tally, "warp", cases)
 
 
 def test_random_bits_and_fewer_live_rows(tally):
-    wrong = []
-    rng = np.random.default_rng(3)
-    bits = rng.integers(-(2**31), 2**31, (40, 300)).astype(np.int32)
+    bits = np.random.default_rng(3).integers(-(2**31), 2**31, (40, 300)).astype(np.int32)
     scores = material.place(bits, "float32", runner.DEVICE, offset=2, padding=1)
-    for live in (0, 1, 33, 40, 77):
-        wrong += runner.check(runner.plan_for(WARP, scores, 12), scores, None, num_rows=live)
-    tally.add("warp", 5 * len(bits), wrong)
-    assert not wrong, "\n".join(wrong)
+    plan = runner.plan_for(WARP, scores, 12)
+    served.judge(tally, "warp", [Asked(plan, scores, served.live(rows)) for rows in (0, 1, 33, 40, 77)])
 
 
 @pytest.mark.parametrize("width", [64, 200, 2048])
 def test_statistics_are_those_of_a_block(width, tally):
     rows = hard_rows(width, 20, np.random.default_rng(width))
     scores = material.place(bits_of(rows, "float32"), "float32", runner.DEVICE)
-    wrong, _ = runner.compare_stats(runner.plan_for(WARP, scores, 20), scores, None)
-    tally.add("warp", len(rows), wrong, stats_rows=len(rows))
-    assert not wrong, "\n".join(wrong)
+    served.judge(tally, "warp", [Asked(runner.plan_for(WARP, scores, 20), scores, {}, stats=True)])

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import ksieve
-from gpu import material, runner
+from gpu import material, runner, served
+from gpu.served import Asked
 from gpu.variants import MANY, MANY_SHORT, VARIANTS, Variant, crowded, small_storage
 from ksieve.backends.cuda.jit import spec
 from ksieve.core.policy import PAPER_128, QUADS_16, SamplingPolicy, with_stride
@@ -48,28 +49,25 @@ def kernels():
         plan = owner_plan(name, planned, dtype)
         yield from ((plan, stats) for stats in (False, True))
     for variant in SEEING_ALL.values():
-        plan = variant.plan(64, 3003, 200, device=runner.PLAN_DEVICE)
+        plan = variant.plan(64, 3003, 200)
         yield from ((plan, stats) for stats in (False, True))
     for name in COLUMNS:
-        plan = VARIANTS[name].plan(8, 65_536, 1000, device=runner.PLAN_DEVICE)
+        plan = VARIANTS[name].plan(8, 65_536, 1000)
         yield from itertools.product((plan, small_storage(plan, 1024)), (False, True))
     yield from ((widest_plan(extra), False) for extra in (0, 1))
     for rows, width, k in HUGE:
-        plan = ksieve.plan(rows=rows, width=width, k=k, device=runner.PLAN_DEVICE)
+        plan = ksieve.plan(rows=rows, width=width, k=k, device="cuda")
         yield from itertools.product([plan], (False, True))
     for plan in [*map(lavish_plan, LAVISH.values()), *map(long_plan, LONG.values())]:
         yield from itertools.product([plan], (False, True))
     for name, dtype in itertools.product(DIRECT, DTYPES):
-        plan = VARIANTS[name].plan(40, 9001, 500, dtype=dtype, device=runner.PLAN_DEVICE)
+        plan = VARIANTS[name].plan(40, 9001, 500, dtype=dtype)
         yield from ((plan, stats) for stats in (False, True))
 
 
-def judged(plan, scores, lengths, tally, name):
-    """What is wrong with a plan's answers, on a dirty workspace and then again, and with its counts."""
-    wrong = runner.check(plan, scores, lengths)
-    found, _ = runner.compare_stats(plan, scores, lengths)
-    tally.add(name, len(scores), wrong + found, stats_rows=len(scores))
-    return wrong + found
+def both(plan, scores, lengths):
+    """A plan's answers and counts, for whole rows and for these lengths."""
+    return [Asked(plan, scores, call, stats=True) for call in ({}, {"lengths": lengths})]
 
 
 # ---- many rows per CTA --------------------------------------------------------------------------------------
@@ -84,7 +82,7 @@ def owner_width(name, planned):
 
 def owner_plan(name, planned, dtype):
     rows, width = len(material.NAMES), owner_width(name, planned)
-    return crowded(OWNERS[name], planned, rows, width, K, ctas=CTAS, dtype=dtype, device=runner.PLAN_DEVICE)
+    return crowded(OWNERS[name], planned, rows, width, K, ctas=CTAS, dtype=dtype)
 
 
 def successions(rows, held, width):
@@ -104,15 +102,14 @@ def successions(rows, held, width):
 @pytest.mark.parametrize("name", OWNERS)
 def test_rows_of_all_lengths_follow_each_other(name, planned, dtype, tally):
     """Lengths around the ring's size, and what a CTA fetches of its next row while it works on one."""
-    plan, wrong = owner_plan(name, planned, dtype), []
+    plan, cases = owner_plan(name, planned, dtype), []
     width = owner_width(name, planned)
     bits = material.narrow(material.stack(width, K), dtype)
     lengths = successions(len(bits), plan.resident_width or 16_384, width).to(runner.DEVICE)
     for offset, padding in ((0, 0), (1, 3), (5, 2)):
         scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
-        found = judged(plan, scores, lengths, tally, name)
-        wrong += [f"offset={offset} padding={padding}: {text}" for text in found]
-    assert not wrong, "\n".join(wrong)
+        cases.append(Asked(plan, scores, {"lengths": lengths}, stats=True))
+    served.judge(tally, name, cases)
 
 
 # ---- columns -------------------------------------------------------------------------------------------------
@@ -121,7 +118,7 @@ def test_rows_of_all_lengths_follow_each_other(name, planned, dtype, tally):
 def widest_plan(extra):
     """The widest rows whose columns hold 16-bit local indices, or one score more; of CTAs of 512 threads."""
     shared = Variant("persistent-shared", "stream", many=MANY)
-    return shared.plan(2, (1 << 16) * 511 + extra, 2048, device=runner.PLAN_DEVICE)
+    return shared.plan(2, (1 << 16) * 511 + extra, 2048)
 
 
 @pytest.mark.skipif(runner.HOST, reason="rows of 128 MiB")
@@ -133,9 +130,7 @@ def test_places_in_columns_reach_the_end_of_the_widest_rows(extra, tally):
     scores = torch.randn(2, plan.problem.width, device=runner.DEVICE)
     scores[:, -6000:] += 9
     lengths = torch.tensor([plan.problem.width, plan.problem.width - 3], dtype=torch.int32, device=runner.DEVICE)
-    wrong = runner.check(plan, scores, lengths)
-    tally.add("persistent-64", 2, wrong)
-    assert not wrong, "\n".join(wrong)
+    served.judge(tally, "persistent-64", [Asked(plan, scores, {"lengths": lengths})])
 
 
 # ---- every kind of boundary ---------------------------------------------------------------------------------
@@ -188,9 +183,8 @@ def test_every_kind_of_boundary(name, tally):
     width, k = 3003, 200
     bits = around_boundaries(width, k)
     scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=2)
-    plan = SEEING_ALL[name].plan(len(bits), width, k, pitch=width + 2, device=runner.PLAN_DEVICE)
-    wrong = [text for lengths in (None, cut_by_some(bits)) for text in judged(plan, scores, lengths, tally, name)]
-    assert not wrong, "\n".join(wrong)
+    plan = SEEING_ALL[name].plan(len(bits), width, k, pitch=width + 2)
+    served.judge(tally, name, both(plan, scores, cut_by_some(bits)))
 
 
 def cut_by_some(bits):
@@ -205,7 +199,7 @@ def cut_by_some(bits):
 def test_few_threads_meet_all_candidates(name, tally):
     """Batches of hits that no longer fit their thread's column go to the list, and some beyond its end."""
     width, k, together = 65_536, 1000, 64
-    plan = VARIANTS[name].plan(8, width, k, device=runner.PLAN_DEVICE)
+    plan = VARIANTS[name].plan(8, width, k)
     period = plan.threads * 4  # scores that all threads look at together
     assert plan.columns * plan.splits * together // 4 < k, "columns hold all of them"
     rng = np.random.default_rng(8)
@@ -217,11 +211,8 @@ def test_few_threads_meet_all_candidates(name, tally):
     scores[hits] += 12
     scores[1::2] = np.where(hits[1::2], np.sort(scores[1::2], axis=1)[:, ::-1], scores[1::2])  # the best come first
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE)
-    wrong = []
     for made in (plan, small_storage(plan, 1024)):
-        for lengths in (None, cut_by_some(scores)):
-            wrong += judged(made, placed, lengths, tally, name)
-    assert not wrong, "\n".join(wrong)
+        served.judge(tally, name, both(made, placed, cut_by_some(scores)))
 
 
 # ---- far too many candidates --------------------------------------------------------------------------------
@@ -236,7 +227,7 @@ BETTER = 6000
 
 
 def lavish_plan(variant):
-    return small_storage(variant.plan(8, 65_536, 1000, device=runner.PLAN_DEVICE, columns=2), 1024)
+    return small_storage(variant.plan(8, 65_536, 1000, columns=2), 1024)
 
 
 @pytest.mark.parametrize("name", LAVISH)
@@ -252,8 +243,7 @@ def test_a_proposal_that_admits_many_times_what_can_be_stored(name, tally):
     scores[1] = np.sort(scores[1])[::-1]
     scores[2] = np.sort(scores[2])
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=2, padding=1)
-    wrong = [text for lengths in (None, cut_by_some(scores)) for text in judged(plan, placed, lengths, tally, name)]
-    assert not wrong, "\n".join(wrong)
+    served.judge(tally, name, both(plan, placed, cut_by_some(scores)))
 
 
 # ---- long lists ---------------------------------------------------------------------------------------------
@@ -268,7 +258,7 @@ LONG_K, LONG_WIDTH, LONG_SPILL = 12_000, 33_000, 71_680
 
 
 def long_plan(variant):
-    plan = variant.plan(8, LONG_WIDTH, LONG_K, device=runner.PLAN_DEVICE)
+    plan = variant.plan(8, LONG_WIDTH, LONG_K)
     return with_workspace(replace(plan, capacity=plan.shared_capacity + LONG_SPILL))
 
 
@@ -288,8 +278,7 @@ def test_a_list_that_the_last_cta_reads_where_it_was_published(name, tally):
         assert plan.columns * plan.threads + plan.shared_capacity < LONG_K, "all of them are on chip"
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=1, padding=3)
     short = torch.tensor([LONG_K + 1, LONG_K, 0, 20_000, 12_500, 32_999, 14_000, 1], dtype=torch.int32)
-    wrong = [text for lengths in (None, short.to(runner.DEVICE)) for text in judged(plan, placed, lengths, tally, name)]
-    assert not wrong, "\n".join(wrong)
+    served.judge(tally, name, both(plan, placed, short.to(runner.DEVICE)))
 
 
 HUGE = ((1, 8_500_000, 100), (3, 1_100_003, 3000))
@@ -300,15 +289,14 @@ def test_a_row_that_all_multiprocessors_share(rows, width, k, tally):
     """More CTAs than powers of two, and a view that is made sparser: as planned."""
     if runner.HOST and rows == 1:
         pytest.skip("minutes without a GPU")
-    plan = ksieve.plan(rows=rows, width=width, k=k, device=runner.PLAN_DEVICE)
+    plan = ksieve.plan(rows=rows, width=width, k=k, device="cuda")
     assert plan.family == "stream_split" and plan.splits > SPLITS[0] // rows
     rng = np.random.default_rng(77)
     scores = rng.standard_normal((rows, width), dtype=np.float32)
     scores[0, width // 2 :] += np.float32(0.5)
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=1, padding=1)
     lengths = torch.tensor([width - 3 * k, width, 2 * k][:rows], dtype=torch.int32).to(runner.DEVICE)
-    wrong = [text for given in (None, lengths) for text in judged(plan, placed, given, tally, "planned")]
-    assert not wrong, "\n".join(wrong)
+    served.judge(tally, "planned", both(plan, placed, lengths))
 
 
 # ---- coarse counts ------------------------------------------------------------------------------------------
@@ -332,12 +320,11 @@ def mixed(rows, width):
 @pytest.mark.parametrize("name", DIRECT)
 def test_coarse_counts_of_special_values(name, dtype, tally):
     """Bins of rows whose scores mostly share one, of the fill behind a row, and of NaN whatever its sign."""
-    wrong = []
+    cases = []
     for width, k in ((9001, 500), (40_003, 500)):
         bits = material.narrow(mixed(40, width), dtype)
         for offset, padding in ((0, 0), (3, 1)):
             scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
             plan = runner.plan_for(VARIANTS[name], scores, k)
-            found = judged(plan, scores, cut_by_some(bits), tally, name)
-            wrong += [f"{width} offset={offset}: {text}" for text in found]
-    assert not wrong, "\n".join(wrong)
+            cases.append(Asked(plan, scores, {"lengths": cut_by_some(bits)}, stats=True))
+    served.judge(tally, name, cases)

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from gpu import material, runner, served
-from gpu.test_narrow import hard_rows as narrow_rows
+from gpu.served import Asked
+from gpu.test_narrow import bits_of, hard_rows
 from gpu.variants import ALL, possible, small_storage
-from ksieve.core.options import Options
 from ksieve.planning.families import QUEUED
 
 pytestmark = pytest.mark.gpu
@@ -25,28 +25,26 @@ SHAPES = {"warp": (20, 1_001), "cooperative": (K, 262_144)}
 """(k, width) where they are not K and WIDTH."""
 DTYPES = ("float32", "float16", "bfloat16")
 RANKINGS = {"smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
-CALLS = {
-    "windows": {"starts": 5, "index_base": "start"},
-    "values": {"return_values": True, "sorted": "value", "tie_break": "high"},
-    "ties": {"tie_break": "low", "sorted": "index"},
-}
-
-
+CALLS = (
+    {"starts": 5, "index_base": "start"},
+    {"return_values": True, "sorted": "value", "tie_break": "high"},
+    {"tie_break": "low", "sorted": "index"},
+)
 CASES = [(*case, *SHAPES.get(case[0], (K, WIDTH))) for case in itertools.product(ALL, DTYPES, RANKINGS)]
 
 
 def kernels():
     for name, dtype, ranking, k, width in CASES:
-        for asked in ({}, *(call for _, call in calls_in_turn(name, dtype))):
+        for asked in ({}, *calls_in_turn(name, dtype)):
             options = served.options_of(asked | RANKINGS[ranking])
-            for plan in possible(ALL[name], 48, width, k, dtype=dtype, device=runner.PLAN_DEVICE, options=options):
+            for plan in possible(ALL[name], 48, width, k, dtype=dtype, options=options):
                 yield plan, False
 
 
 def calls_in_turn(name, dtype):
     """Two calls with options for each variant and dtype, in turn."""
-    names, number = list(CALLS), list(ALL).index(name) + DTYPES.index(dtype)
-    return [(names[at % 3], CALLS[names[at % 3]]) for at in (number, number + 1)]
+    number = list(ALL).index(name) + DTYPES.index(dtype)
+    return [CALLS[at % 3] for at in (number, number + 1)]
 
 
 def mirrored(bits, dtype, ranking):
@@ -62,54 +60,45 @@ def mirrored(bits, dtype, ranking):
 
 
 def matrix(k, width, dtype, ranking):
-    rows = narrow_rows(width, k, np.random.default_rng(width))
-    plain = material.narrow(np.ascontiguousarray(np.stack(list(rows.values())).astype(np.float32)), dtype)
-    return np.concatenate([plain, mirrored(plain, dtype, ranking)]), [*rows, *(f"mirrored {name}" for name in rows)]
+    plain = bits_of(hard_rows(width, k, np.random.default_rng(width)), dtype)
+    return np.concatenate([plain, mirrored(plain, dtype, ranking)])
 
 
 @pytest.mark.parametrize(("name", "dtype", "ranking", "k", "width"), CASES)
 def test_every_family(name, dtype, ranking, k, width, tally):
-    bits, names = matrix(k, width, dtype, ranking)
-    options, wrong = Options(**RANKINGS[ranking]), []
+    bits, call, cases = matrix(k, width, dtype, ranking), RANKINGS[ranking], []
     edges = [width, width - 1, k + 1, k, width * 5 // 8 + 1, width - 3, 0]
     lengths = torch.tensor((edges * len(bits))[: len(bits)], dtype=torch.int32, device=runner.DEVICE)
-    for offset, padding, given in ((0, 0 if width % 4 == 0 else 3, None), (1, 2, lengths)):
+    for offset, padding, given in ((0, 0 if width % 4 == 0 else 3, {}), (1, 2, {"lengths": lengths})):
         scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
-        plan = runner.plan_for(ALL[name], scores, k, options=options)
-        found = runner.check(plan, scores, given, runs=1)
-        if ALL[name].policy is not None and given is None:
+        plan = served.plan_for(ALL[name], scores, k, call)
+        cases.append(Asked(plan, scores, call | given, runs=1))
+        if ALL[name].policy is not None and not given:
             spill = 256 if plan.family in QUEUED else 0
-            found += runner.check(small_storage(plan, 512, spill), scores, given, runs=1)
-        wrong += [f"{offset=} {padding=} lengths={given is not None}: {text} of {names}" for text in found]
-    tally.add(name, len(bits), wrong)
-    assert not wrong, "\n".join(wrong)
+            cases.append(Asked(small_storage(plan, 512, spill), scores, call, runs=1))
+    served.judge(tally, name, cases)
 
 
 @pytest.mark.parametrize(("name", "dtype", "ranking", "k", "width"), CASES)
 def test_options(name, dtype, ranking, k, width, tally):
-    bits, _ = matrix(k, width, dtype, ranking)
-    scores, wrong = material.place(bits, dtype, runner.DEVICE, offset=1, padding=5), []
-    for asked, keywords in calls_in_turn(name, dtype):
+    bits = matrix(k, width, dtype, ranking)
+    scores, cases = material.place(bits, dtype, runner.DEVICE, offset=1, padding=5), []
+    for keywords in calls_in_turn(name, dtype):
         call = keywords | RANKINGS[ranking]
         if "starts" in call:  # any of equal scores: the others are broken by position
             call = call | {"tie_break": "low", "sorted": "index"}
             starts = np.arange(len(bits)) % 7 * call["starts"]
             call["starts"] = torch.from_numpy(starts.astype(np.int32)).to(runner.DEVICE)
         shape = (len(bits), width, k)
-        for plan in possible(
-            ALL[name], *shape, dtype=dtype, device=runner.PLAN_DEVICE, options=served.options_of(call)
-        ):
-            wrong += [f"{asked}: {text}" for text in served.check(served.Served(plan, scores, call), runs=1)]
-    tally.add(name, len(bits), wrong)
-    assert not wrong, "\n".join(wrong)
+        for plan in possible(ALL[name], *shape, dtype=dtype, options=served.options_of(call)):
+            cases.append(Asked(plan, scores, call, runs=1))
+    served.judge(tally, name, cases)
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
 @pytest.mark.parametrize("name", ["persistent-64", "persistent-tied", "split-4", "persistent-peaks", "row", "cluster"])
 def test_statistics_are_the_model_s(name, ranking, tally):
-    bits, _ = matrix(K, WIDTH, "float32", ranking)
+    bits = matrix(K, WIDTH, "float32", ranking)
     scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=3)
-    plan = runner.plan_for(ALL[name], scores, K, options=Options(**RANKINGS[ranking]))
-    wrong, _ = runner.compare_stats(plan, scores, None)
-    tally.add(name, len(bits), wrong, stats_rows=len(bits))
-    assert not wrong, "\n".join(wrong)
+    plan = served.plan_for(ALL[name], scores, K, RANKINGS[ranking])
+    served.judge(tally, name, [Asked(plan, scores, RANKINGS[ranking], stats=True)])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from gpu import material, runner
+from gpu import material, runner, served
+from gpu.served import Asked
 from gpu.variants import VARIANTS, Variant, possible, small_storage
 from ksieve.core.policy import QUADS_16, SamplingPolicy
 from ksieve.core.stats import Route
@@ -48,10 +48,10 @@ NARROW = ("float16", "bfloat16")
 def kernels():
     for variant in TRACED.values():
         for width, k in SHAPES:
-            yield from ((p, True) for p in possible(variant, 64, width, k, device=runner.PLAN_DEVICE))
+            yield from ((p, True) for p in possible(variant, 64, width, k))
         for width, k in OVERFLOW:
-            yield from ((overflowing(p), True) for p in possible(variant, 64, width, k, device=runner.PLAN_DEVICE))
-    shape, asked = (len(material.NAMES), 9000, 300), {"pitch": 9001, "device": runner.PLAN_DEVICE}
+            yield from ((overflowing(p), True) for p in possible(variant, 64, width, k))
+    shape, asked = (len(material.NAMES), 9000, 300), {"pitch": 9001}
     for variant, dtype in itertools.product(VARIANTS.values(), NARROW):
         yield from ((p, True) for p in possible(variant, *shape, dtype=dtype, **asked))
 
@@ -76,10 +76,6 @@ def rows_for(variant, width, k):
     return scores, lengths
 
 
-def family_name(row):
-    return material.NAMES[row] if row < len(material.NAMES) else "plain or aliased"
-
-
 @pytest.mark.parametrize("name", TRACED)
 def test_equals_the_model(name, tally):
     variant, wrong, routes, overflowed = TRACED[name], [], set(), 0
@@ -94,8 +90,7 @@ def test_equals_the_model(name, tally):
         plan = runner.plan_for(variant, scores, k)
         plan = make(plan) if make else plan
         valid = torch.from_numpy(lengths).to(runner.DEVICE)
-        step = 2 if width > 100_000 else 1
-        found, raw = runner.compare_stats(plan, scores, valid, partial(_named, step=step))
+        found, raw = served.counted(served.Served(plan, scores, {"lengths": valid}))
         tally.add(name, len(bits), found, stats_rows=len(bits))
         routes |= set(raw[:, 0].tolist())
         overflowed += int((raw[:, 14] > SCANS_OF_ROUTE[raw[:, 0]]).sum())
@@ -103,10 +98,6 @@ def test_equals_the_model(name, tally):
     assert not wrong, "\n".join(wrong)
     assert routes >= expected_routes(variant), f"only routes {sorted(Route(r).name for r in routes)} were reached"
     assert overflowed, "no frontier overflowed"
-
-
-def _named(row, step):
-    return family_name(row * step)
 
 
 def expected_routes(variant):
@@ -121,12 +112,10 @@ def expected_routes(variant):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_narrow_scores_too(name, tally):
-    wrong = []
+    cases = []
     for dtype in NARROW:
         bits = material.narrow(material.stack(9000, 300), dtype)
         scores = material.place(bits, dtype, runner.DEVICE, offset=3, padding=1)
-        lengths = torch.from_numpy(material.lengths_for(len(bits), 9000, 300)).to(runner.DEVICE)
-        found, _ = runner.compare_stats(runner.plan_for(VARIANTS[name], scores, 300), scores, lengths, family_name)
-        tally.add(name, len(bits), found, stats_rows=len(bits))
-        wrong += [f"{dtype}: {text}" for text in found]
-    assert not wrong, "\n".join(wrong)
+        call = {"lengths": torch.from_numpy(material.lengths_for(len(bits), 9000, 300)).to(runner.DEVICE)}
+        cases.append(Asked(runner.plan_for(VARIANTS[name], scores, 300), scores, call, stats=True))
+    served.judge(tally, name, cases)

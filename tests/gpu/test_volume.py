@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu import material, runner
+from gpu import material, runner, served
+from gpu.served import Asked
 from gpu.variants import ALL, Variant, possible
 
 pytestmark = pytest.mark.gpu
@@ -25,12 +26,12 @@ WORKSPACE = 16 << 30
 def kernels():
     for variant in ALL.values():
         for width, k in BATCHES:
-            yield from ((p, False) for p in possible(variant, 1000, width, k, device=runner.PLAN_DEVICE))
+            yield from ((p, False) for p in possible(variant, 1000, width, k))
 
 
 def rows_of(variant: Variant, width: int, k: int) -> int:
     rows = ROWS
-    while any(p.workspace_bytes > WORKSPACE for p in possible(variant, rows, width, k, device=runner.PLAN_DEVICE)):
+    while any(p.workspace_bytes > WORKSPACE for p in possible(variant, rows, width, k)):
         rows //= 2
     return rows
 
@@ -60,15 +61,11 @@ def random_lengths(rows: int, width: int, k: int, generator: torch.Generator) ->
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "warp"])  # tests/gpu/test_narrow.py has its rows
 def test_many_rows(name, tally):
-    wrong = []
     generator = torch.Generator(device=runner.DEVICE)
     generator.manual_seed(sum(name.encode()))
     for width, k in BATCHES:
         pool = material.on_device(width, k, 8, "float32", runner.DEVICE)
         rows = rows_of(ALL[name], width, k)
         scores = draw(pool, rows, generator).view(torch.float32)
-        lengths = random_lengths(rows, width, k, generator)
-        found = runner.check(runner.plan_for(ALL[name], scores, k), scores, lengths, runs=1)
-        tally.add(name, rows, found)
-        wrong += [f"{width} k={k}: {text}" for text in found]
-    assert not wrong, "\n".join(wrong)
+        call = {"lengths": random_lengths(rows, width, k, generator)}
+        served.judge(tally, name, [Asked(runner.plan_for(ALL[name], scores, k), scores, call, runs=1)])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpu import runner, served
-from gpu.served import Served
+from gpu.served import Asked
 from gpu.variants import Variant
 from ksieve.planning.memory import with_workspace
 
@@ -47,16 +47,14 @@ def windows(ranking, dtype, padding):
 def made(ranking, dtype, padding):
     scores, call = windows(ranking, dtype, padding)
     plan = served.plan_for(Variant("resident", "resident_block"), scores, K, call)
-    return scores, call, with_workspace(replace(plan, ctas=3))  # a row is copied while the one before is selected
+    # A row is copied while the one before is selected.
+    return Asked(with_workspace(replace(plan, ctas=3)), scores, call)
 
 
 def kernels():
-    yield from ((made(*case)[2], False) for case in CASES)
+    yield from served.kernels(made(*case) for case in CASES)
 
 
 @pytest.mark.parametrize(("ranking", "dtype", "padding"), CASES)
 def test_no_score_beside_a_window_is_selected(ranking, dtype, padding, tally):
-    scores, call, plan = made(ranking, dtype, padding)
-    wrong = served.check(Served(plan, scores, call))
-    tally.add(f"windows {plan.family}", ROWS, wrong)
-    assert not wrong, wrong
+    served.judge(tally, "windows", [made(ranking, dtype, padding)])

@@ -13,7 +13,6 @@ import ksieve
 from ksieve.backends.cuda.jit import bundle, cache
 from ksieve.backends.cuda.jit.compile import Cubin, Sources
 from ksieve.backends.cuda.jit.spec import KernelSpec, kernel_spec
-from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
@@ -54,7 +53,6 @@ class Variant:
         *,
         pitch: int | None = None,
         dtype: str = "float32",
-        device: str | DeviceInfo = "cuda",
         options: Options = PLAIN,
         **changes: Any,
     ) -> Plan:
@@ -66,7 +64,7 @@ class Variant:
             k=k,
             pitch=pitch,
             dtype=dtype,
-            device=device,
+            device="cuda",
             options=options,
         )
         family = self.family
@@ -128,16 +126,16 @@ def crowded(variant: Variant, planned: int, rows: int, width: int, k: int, *, ct
 
 def banded(rows: int, width: int, k: int, *, ctas: int | None = None, **asked: Any) -> Plan:
     """The launches that many rows are dealt to, for fewer `rows`, with `ctas` blocks each."""
-    plan = ksieve.plan(rows=BINNED_ROWS, width=width, k=k, **asked)
+    plan = ksieve.plan(rows=BINNED_ROWS, width=width, k=k, device="cuda", **asked)
     fewer = {"ctas": ctas} if ctas else {}
     bands = tuple(replace(band, **fewer) for band in plan.bins)
     return with_workspace(replace(plan, problem=replace(plan.problem, rows=rows), bins=bands, **fewer))
 
 
-def possible(variant: Variant, *shape: int, device: str | DeviceInfo, **options: Any) -> list[Plan]:
+def possible(variant: Variant, *shape: int, **options: Any) -> list[Plan]:
     """The plan of a shape, or nothing where the planner refuses it: a test will meet the refusal and fail alone."""
     try:
-        return [variant.plan(*shape, device=device, **options)]
+        return [variant.plan(*shape, **options)]
     except ArgumentError:
         return []
 
