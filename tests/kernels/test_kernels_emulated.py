@@ -20,34 +20,36 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")
 
 PARTS = {
-    # what finds no storage, of every kind of boundary and owner: counts and routes equal to the model's
-    "h200 exact": {
-        "exact": (5, "few_candidates and (persistent-64 or persistent-lines or persistent-peaks or split-4 or cluster)")
+    # what finds no storage, of every kind of boundary and owner: counts and routes equal to the model's; and slots that
+    # are written by the selection, and values from keys or from the ring
+    "h200 exact, values": {
+        "exact": (5, "few_candidates and (persistent-64 or t-lines or persistent-peaks or split-4 or cluster)"),
+        "values": (
+            5,
+            "persistent-64 and 200-float16 or split-2- and float32 or resident and bfloat16"
+            " or small-cluster and float32 or binned and float32",
+        ),
     },
     # rows on chip: ordinary ones and those that samples, steps or registers do not decide
-    "h200 held by one CTA": {
+    "h200 held": {
         "held": (
-            13,
+            14,
             "registers_hold and (register_block-12288 or resident_block-16384-1x256 or resident_block-32768)"
-            " or how_often and (resident_block-32768 or resident_block-49152)",
-        )
-    },
-    "h200 held by several": {
-        "held": (
-            5,
-            "registers_hold and resident_cluster-16384-4 or how_often and resident_cluster-65536-8"
+            " or how_often and (resident_block-32768 or resident_cluster-65536-8)"
+            " or registers_hold and resident_cluster-16384-4"
             " or subnormals and (resident_grid-262144 or resident_cluster-65536-16)",
-        )
+        ),
     },
     # 16-bit rows, in which many scores share the k-th value
-    "h200 half": {"half": (12, "few_values and (register_block-4096 or resident_block-16384-1x256)")},
-    "h200 half shared": {
+    "h200 half": {
         "half": (
-            10,
-            "about_the_ends and (resident_cluster-16384-4 or resident_grid-262144)"
+            12,
+            "few_values and (register_block-4096 and bfloat16 or resident_block-16384-1x256 and not bfloat16)"
+            " or about_the_ends and (resident_cluster-16384-4 or resident_grid-262144)"
             " or options_of and (register_block-4096 or resident_cluster-16384-4)"
             " or more_than_are_ranked and 8192",
-        )
+        ),
+        "bands": (2, "without_a_row and (10000 or 65536)"),
     },
     "h200 options and warps": {
         "options": (
@@ -55,47 +57,39 @@ PARTS = {
             "windows_start and (persistent-peaks-float32 or cluster-float16 or row-bfloat16)"
             " or pair_of_options and warp",
         ),
-        "narrow": (16, "decided and (100 or 257) or alignment or live_rows or statistics"),
-    },
-    "h200 bands": {"bands": (4, "without_a_row")},
-    # slots that are written by the selection, and values from keys or from the ring
-    "h200 values": {
-        "values": (
-            5,
-            "persistent-64 and 200-float16 or split-2- and float32 or resident and bfloat16"
-            " or small-cluster and float32 or binned and float32",
-        )
+        "narrow": (13, "decided and ([100- or [257-) or alignment or live_rows or statistics"),
     },
     # rows of blocks, and what slots hold
     "h200 entries": {
-        "blocks": (3, "every_size and (8-resident_block or 7-resident_cluster) or no_slots"),
+        "blocks": (3, "every_size and ([8-resident_block] or 7-resident_cluster) or no_slots"),
         "entries": (7, "options and warp or without_slots or decide_ties or not_used and warp"),
     },
-    # windows and candidates of rows on chip
-    "h200 leading strides": {"strides": (22, "(plain or float16 or offsets or binned or one_cta) and not cooperative")},
-    "h200 windows": {"windows": (9, "beside"), "entries": (10, "candidates_that_are_there and row or rows_on_chip")},
+    # windows, leading strides and candidates of rows on chip; leading strides of all others
+    "h200 windows": {
+        "windows": (4, "smallest-float32 or nan-highest-bfloat16 or largest-float32-0 or largest-float16"),
+        "strides": (
+            10,
+            "plain and (exact or cluster or warp) or bfloat16 and persistent or float16 and (split or row) or binned"
+            " or one_cta",
+        ),
+        "entries": (8, "candidates_that_are_there and row or rows_on_chip and (4-True or 3-False)"),
+    },
     # architectures that kernels are compiled for and that have never been at hand
     "a100": {
         "exact": (3, "few_candidates and (row or persistent-peaks or split-8-tied)"),
-        "narrow": (3, "decided and 1024"),
+        "narrow": (1, "decided and 1024-float32"),
         "blocks": (1, "every_size and 100-stream_unsampled"),
     },
-    "l40s": {"exact": (2, "few_candidates and (row or persistent-lines)"), "narrow": (3, "decided and 257")},
+    "l40s": {"exact": (2, "few_candidates and (row or persistent-lines)"), "narrow": (1, "decided and 257-float16")},
     "b200": {
         "exact": (3, "few_candidates and (row or persistent-peaks or cluster)"),
-        "narrow": (3, "decided and 250"),
-    },
-    "b200 held": {
-        "held": (
-            5,
-            "registers_hold and (register_block-8192 or resident_cluster-16384-4)"
-            " or subnormals and resident_grid-262144",
-        )
+        "narrow": (1, "decided and 250-bfloat16"),
+        "held": (3, "registers_hold and resident_cluster-16384-4 or subnormals and resident_grid-262144"),
     },
     "rtx5090": {
         "exact": (2, "few_candidates and (persistent-lines or split-8-tied)"),
         "held": (2, "registers_hold and resident_cluster-16384-4"),
-        "narrow": (3, "decided and 2048"),
+        "narrow": (1, "decided and 2048-float32"),
     },
 }
 """A process each, that begins with a device: of a file of the suite, at least how many tests pass, and which."""
