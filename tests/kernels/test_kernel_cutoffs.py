@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ksieve.backends.cuda.jit import spec
+import host_code
 from ksieve.core.keys import order_key, widen
 from ksieve.core.ranking import RANKINGS, Ranking, ranked
 
@@ -79,24 +77,19 @@ NUMBERS = [
 
 def device(dtype: str, ranking: Ranking = "largest") -> str:
     """`DEVICE` for a dtype and a ranking."""
-    text = (spec.SOURCES / "common/ranking.cuh").read_text(encoding="utf-8")
+    text = host_code.text("common/ranking.cuh")
     text = text[text.index("enum class Ranking") :]
     return DEVICE % {"dtype": f"k{dtype.capitalize()}", "number": RANKINGS.index(ranking), "ranking": text}
 
 
 def source(ranking: Ranking) -> str:
     """Key functions of keys.cuh, the fast test of compare.cuh and the cutoffs of its classifying scan, as a program."""
-    keys, compare, sieve = (
-        (spec.SOURCES / name).read_text(encoding="utf-8")
-        for name in ("common/keys.cuh", "stream/compare.cuh", "stream/filter.cuh")
-    )
-    above = compare[compare.index("// Returns the bound for which") : compare.index("// The comparisons for scores")]
-    classify = re.search(
-        r"^  __device__ __forceinline__ static float cutoff_before.*?^  }$", sieve, re.DOTALL | re.MULTILINE
-    )
+    above = host_code.between("stream/compare.cuh", "// Returns the bound for which", "// The comparisons for scores")
+    cutoff_before = r"^  __device__ __forceinline__ static float cutoff_before.*?^  }$"
+    classify = re.search(cutoff_before, host_code.text("stream/filter.cuh"), re.DOTALL | re.MULTILINE)
     assert classify
     return device("float32", ranking) + HOST % {
-        "keys": keys[keys.index("// Adding +0") : keys.index("__device__ __forceinline__ int coarse_bin")],
+        "keys": host_code.between("common/keys.cuh", "// Adding +0", "__device__ __forceinline__ int coarse_bin"),
         "above": re.sub(r"^#pragma unroll$", "", above, flags=re.MULTILINE),
         "classify": classify[0],
     }
@@ -118,16 +111,12 @@ def cases() -> tuple[np.ndarray, np.ndarray]:
     return order_key(cutoffs.view(np.float32)), np.concatenate([near, others, rest], axis=1)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels' arithmetic on the host")
+@host_code.needs_compiler
 @pytest.mark.parametrize("ranking", RANKINGS)
 def test_float_tests_admit_what_the_exact_key_would(tmp_path: Path, ranking: Ranking):
-    (tmp_path / "cutoffs.cpp").write_text(source(ranking), encoding="utf-8")
-    program = str(tmp_path / "cutoffs")
-    flags = ["-std=c++20", "-O1", "-ffp-contract=off"]
-    subprocess.run(["g++", *flags, str(tmp_path / "cutoffs.cpp"), "-o", program], check=True)
     keys, scores = cases()
     given = np.concatenate([keys[:, None].astype(np.uint32), scores], axis=1).tobytes()
-    printed = subprocess.run([program], input=given, check=True, capture_output=True).stdout
+    printed = host_code.run(tmp_path, source(ranking), given=given, flags=["-ffp-contract=off"])
     fast, reached, better = np.array([line.split() for line in printed.splitlines()], np.int64).T
     assert len(fast) == len(keys)
 
@@ -154,23 +143,18 @@ int main() {
 """
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels' arithmetic on the host")
+@host_code.needs_compiler
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_scores_reach_the_least_of_them_that_reaches_a_cutoff(tmp_path: Path, dtype):
-    compare = (spec.SOURCES / "stream/compare.cuh").read_text(encoding="utf-8")
-    begin = compare.index("struct HalvesBound {")
-    bound = compare[begin : compare.index("  __device__ __forceinline__ u32 reached", begin)]
-    (tmp_path / "halves.cpp").write_text(device(dtype) + HALVES % {"bound": bound}, encoding="utf-8")
-    program = str(tmp_path / "halves")
-    subprocess.run(["g++", "-std=c++20", "-O1", str(tmp_path / "halves.cpp"), "-o", program], check=True)
-
+    bound = host_code.between("stream/compare.cuh", "struct HalvesBound {", "  __device__ __forceinline__ u32 reached")
     every = np.arange(1 << 16, dtype=np.uint16)
     scores = every.view(np.float16).astype(np.float32) if dtype == "float16" else widen(every)
     numbers = scores[~np.isnan(scores)]
     beside = np.concatenate([np.nextafter(numbers, np.float32(end)) for end in (-np.inf, np.inf)])
     any_bits = np.random.default_rng(4).integers(0, 1 << 32, 4000, dtype=np.uint32).view(np.float32)
     cutoffs = np.concatenate([numbers, beside, any_bits, np.array(NUMBERS, np.float32)])
-    printed = subprocess.run([program], input=cutoffs.tobytes(), check=True, capture_output=True).stdout
+    program = device(dtype) + HALVES % {"bound": bound}
+    printed = host_code.run(tmp_path, program, given=cutoffs.tobytes())
     pairs = np.array(printed.split(), np.int64)
     assert len(pairs) == len(cutoffs) and (pairs >> 16 == (pairs & 0xFFFF)).all(), "the same in both halves"
 

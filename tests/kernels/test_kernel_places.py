@@ -7,13 +7,11 @@ And every score of a batch is some thread's, wherever threads have moved on to.
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from ksieve.backends.cuda.jit import spec
+import host_code
 from ksieve.planning.memory import BATCH
 
 HOST = """
@@ -64,34 +62,19 @@ int main() {
 """
 
 
-def function(text: str, name: str) -> str:
-    """One of the kernels' functions, with its body."""
-    found = re.search(
-        rf"^__device__ __forceinline__ int {name}\(.*?(?:\}}$|^\}})", text, flags=re.MULTILINE | re.DOTALL
-    )
-    assert found, name
-    return found.group()
-
-
 def source() -> str:
-    storage = (spec.SOURCES / "common/storage.cuh").read_text(encoding="utf-8")
-    sieve = (spec.SOURCES / "stream/filter.cuh").read_text(encoding="utf-8")
-    before = re.search(r"u32 before = .*?;", sieve)
+    before = re.search(r"u32 before = .*?;", host_code.text("stream/filter.cuh"))
     assert before, "where a hit's local index is made"
     names = "moved_on own_offset index_of_bit index_of_local code_of_local code_of_index index_of_code"
-    functions = [function(storage, name) for name in names.split()]
-    return HOST % {"functions": "\n".join(functions), "before": before.group()}
+    return HOST % {"functions": host_code.functions("common/storage.cuh", names), "before": before.group()}
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels' arithmetic on the host")
+@host_code.needs_compiler
 @pytest.mark.parametrize("threads", [256, 512, 1024])
 @pytest.mark.parametrize("vector", [4, 8])
 def test_a_place_leads_back_to_its_index(threads, vector, tmp_path: Path):
-    (tmp_path / "places.cpp").write_text(source(), encoding="utf-8")
-    defines = [f"-D{name}={value}" for name, value in (("THREADS", threads), ("VECTOR", vector), ("BATCH", BATCH))]
-    program = str(tmp_path / "places")
-    subprocess.run(["g++", "-std=c++17", "-O1", *defines, str(tmp_path / "places.cpp"), "-o", program], check=True)
-    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    defines = (f"-D{name}={value}" for name, value in (("THREADS", threads), ("VECTOR", vector), ("BATCH", BATCH)))
+    printed = host_code.run(tmp_path, source(), flags=defines)
     wrong, seen = map(int, printed.split())
     assert seen > threads * vector * 100
     assert wrong == 0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import host_code
 import ksieve
 from ksieve.backends.cuda.jit import spec
 from ksieve.core import policy as policies
@@ -51,20 +50,16 @@ int main(int count, char** words) {
 
 def source() -> str:
     """The functions of sample.cuh and the constants of params.cuh as a program."""
-    propose = (spec.SOURCES / "stream/sample.cuh").read_text(encoding="utf-8")
-    params = (spec.SOURCES / "common/params.cuh").read_text(encoding="utf-8")
-    begin, end = (
-        propose.index("__device__ __forceinline__ int view_offset"),
-        propose.index("__device__ __forceinline__ bool loads_whole"),
-    )
+    begin, end = (f"__device__ __forceinline__ {name}" for name in ("int view_offset", "bool loads_whole"))
+    params = host_code.text("common/params.cuh")
     return HOST % {
         "constants": "\n".join(re.findall(r"^constexpr \w+ kJitter(?:Row|Shift).*$", params, flags=re.MULTILINE)),
-        "functions": propose[begin:end],
+        "functions": host_code.between("stream/sample.cuh", begin, end),
     }
 
 
 def test_the_hash_has_the_policys_constants():
-    params = (spec.SOURCES / "common/params.cuh").read_text(encoding="utf-8")
+    params = host_code.text("common/params.cuh")
     found = {name.upper(): int(value, 0) for name, value in re.findall(r"kJitter(\w+) = (0x\w+|\d+)", params)}
     assert found == {name: getattr(policies, f"JITTER_{name}") for name in ("ROW", "PERIOD", "MIX", "SHIFT")}
 
@@ -75,7 +70,7 @@ def test_a_plan_says_whether_its_kernel_jitters(policy):
     assert dict(spec.kernel_spec(plan).defines)["KSIEVE_JITTER"] == policy.jitter
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels' arithmetic on the host")
+@host_code.needs_compiler
 @pytest.mark.parametrize(
     "policy", [LINES_64, QUADS_16, PAPER_64, REGULAR, PAPER_JITTER, EVERY_SCORE], ids=lambda p: p.name
 )
@@ -84,15 +79,12 @@ def test_the_kernels_look_where_the_model_does(policy, tmp_path: Path):
         "STRIDE": policy.stride, "GROUP": policy.group, "POOLING": int(policy.peaks), "JITTER": int(policy.jitter),
         "PHASE_MULTIPLIER": policy.phase_multiplier,
     }  # fmt: skip
-    (tmp_path / "view.cpp").write_text(source(), encoding="utf-8")
     flags = [f"-DKSIEVE_{name}={value}" for name, value in defines.items()]
-    program = str(tmp_path / "view")
-    subprocess.run(["g++", "-std=c++17", "-O1", *flags, str(tmp_path / "view.cpp"), "-o", program], check=True)
     period = policy.stride * policy.group
     lengths = [0, 1, period - 1, period, *(5 * period + np.linspace(0, period, 9).astype(int)), 70_001]
     rows = [(row, int(length)) for row in (0, 1, 63, 4097, 10_000_019) for length in lengths]
     words = [str(number) for row in rows for number in row]
-    printed = subprocess.run([program, *words], check=True, capture_output=True, text=True).stdout.splitlines()
+    printed = host_code.run(tmp_path, source(), *words, flags=flags).splitlines()
     share = PEAK if policy.peaks else 1
     for (row, length), line in zip(rows, printed, strict=True):
         count, *firsts = map(int, line.split())

@@ -4,15 +4,10 @@ begins where the one before ends, and the last ends with the workspace.
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
-
+import host_code
 import ksieve
-from ksieve.backends.cuda.jit import spec
 from ksieve.core.options import Options
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
@@ -38,37 +33,19 @@ int main() {
 """
 
 
-def function(name: str) -> str:
-    text = (spec.SOURCES / "common" / "workspace.cuh").read_text(encoding="utf-8")
-    found = re.search(
-        rf"^__device__ __forceinline__ u64\* {name}\(.*?(?:\}}$|^\}})", text, flags=re.MULTILINE | re.DOTALL
-    )
-    assert found, name
-    return found.group()
-
-
 def offsets(plan, folder: Path, printed: str) -> list[int]:
     """Bytes of the workspace in front of each slice that a statement prints."""
-    names = ("row_list", "segment_spill", "spill_slice", "sort_slice", "row_sort_slice")
-    source = folder / "offsets.cpp"
-    source.write_text(
-        HOST
-        % {
-            "listed": plan.capacity, "spill": plan.spill_capacity, "sort": sort_slots(plan), "header": HEADER_BYTES,
-            "lists": plan.lists_at, "splits": plan.splits, "printed": printed,
-            "functions": "\n".join(map(function, names)),
-        },
-        encoding="utf-8",
-    )  # fmt: skip
-    program = str(folder / "offsets")
+    names = "row_list segment_spill spill_slice sort_slice row_sort_slice"
+    source = HOST % {
+        "listed": plan.capacity, "spill": plan.spill_capacity, "sort": sort_slots(plan), "header": HEADER_BYTES,
+        "lists": plan.lists_at, "splits": plan.splits, "printed": printed,
+        "functions": host_code.functions("common/workspace.cuh", names),
+    }  # fmt: skip
     # Sums of ints wrap, as on a GPU: otherwise the compiler may compute them in 64 bits.
-    subprocess.run(["g++", "-std=c++17", "-O1", "-fwrapv", str(source), "-o", program], check=True)
-    return [int(n) for n in subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()]
+    return [int(n) for n in host_code.run(folder, source, flags=["-fwrapv"]).split()]
 
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="needs g++ to run the kernels' arithmetic on the host"
-)
+pytestmark = host_code.needs_compiler
 
 
 def test_segments_of_a_row_that_spill_more_candidates_than_an_int_counts(tmp_path: Path):
