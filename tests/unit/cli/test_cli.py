@@ -226,7 +226,7 @@ def test_synth_writes_what_it_was_asked_for(run, tmp_path):
     assert "5 rows x 3,000 bfloat16" in ran.out
 
 
-def test_synth_lists_producers_and_lengths(run: Run) -> None:
+def test_synth_lists_producers_and_lengths(run):
     ran = run("synth", "--list")
     assert ran.code == 0
     assert all(name in ran.out for name in (*workloads.PRODUCERS, *workloads.LENGTHS))
