@@ -100,7 +100,7 @@ class Reader:
         driver, spec, index = cuda_driver.get(), kernel.spec(device), scores.device.index
         with driver.activated(driver.context(index)):  # compiled from sources of its own, then found by its name
             launch.function_of(spec, index, driver, _stream(), sources())
-        self._kernel = launch.kernel_of(spec, index, kernel.threads, _PARAMS.size, _stream())
+        self._kernel = launch.kernel_of(spec, index, _PARAMS.size, _stream())
         chunks = rows * -(-width * scores.element_size() // kernel.chunk)
         self._blocks = rows if kernel.mode == PER_ROW else min(chunks, device.sm_count * kernel.ctas_per_sm)
         sink = scores.new_zeros(1)
