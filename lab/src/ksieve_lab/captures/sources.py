@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,12 +42,13 @@ def open_source(path: Path, name: str | None, prefer: str) -> Iterator[Source]:
     """Open an array of a file by the file's suffix; exceptions of the libraries become `FileFormatError`."""
     if path.suffix not in SUFFIXES:
         raise FileFormatError(f"{path}: unknown file type {path.suffix!r}; takes {', '.join(SUFFIXES)}")
-    with tempfile.TemporaryDirectory(prefix="ksieve-import-") as folder:
+    with ExitStack() as resources:
         with readable(path, path.suffix):
             if path.suffix == ".npy":
                 _refuse_name(path, name)
                 source = _of_numpy(map_npy(path))
             elif path.suffix == ".npz":
+                folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="ksieve-import-"))
                 source = _of_archive(path, name, prefer, folder)
             elif path.suffix == ".safetensors":
                 source = _of_safetensors(path, name, prefer)
