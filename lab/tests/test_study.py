@@ -243,8 +243,7 @@ def test_the_report_needs_nothing_else(written):
 
 def test_figures_can_be_drawn_again_from_the_result_file(written, tmp_path):
     payload = json.loads((written[1] / "study.json").read_text())
-    again = run.write(payload, tmp_path / "again", figures=tmp_path / "pictures", result=tmp_path / "r.json")
-    assert (tmp_path / "r.json").exists()
+    again = run.write(payload, tmp_path / "again", figures=tmp_path / "pictures")
     names = sorted(p.name for p in (tmp_path / "pictures").iterdir())
     assert names == sorted(p.name for p in (written[1] / "figures").iterdir())
     assert len(names) == 14

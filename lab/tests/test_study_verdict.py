@@ -199,10 +199,9 @@ def test_expected_scans_are_the_means_of_the_model(tmp_path, name):
 
 def test_calibrate_says_first_whether_its_prediction_came_true(tmp_path):
     path = capture_of(tmp_path / "a.safetensors", SCORES["plateau"])
-    result = tmp_path / "result.json"
-    arguments = ["calibrate", str(path), "--out", str(tmp_path / "policy.json"), "--json", str(result)]
+    arguments = ["calibrate", str(path), "--out", str(tmp_path / "policy.json")]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    results = json.loads(result.read_text())["results"]
+    results = json.loads((tmp_path / "policy.json").read_text())["calibration"]["results"]
     verdict = results["verdict"]
     assert verdict["as_predicted"] == all(results["came_true"].values())
     begin = "as predicted on rows held back" if verdict["as_predicted"] else "NOT as predicted on rows held back: "

@@ -100,7 +100,7 @@ def test_errors_stay(there, run):
 
 def test_study_prints_its_result_file(there, run):
     pytest.importorskip("matplotlib")
-    code, out, _ = run("study", "s.safetensors", "--rows", "2", "--out", "st", "--json", "-")
+    code, out, _ = run("study", "s.safetensors", "--rows", "2", "--out", "st", "--json")
     assert code == 0
     assert json.loads(out)["bench"] == "study"
 

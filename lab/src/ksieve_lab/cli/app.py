@@ -41,7 +41,6 @@ add(
     study.study,
     "ksieve study scores.safetensors",
     "ksieve study early.safetensors late.safetensors --k 2048 --rows 0 --out study-of-two",
-    json=False,
 )
 add(
     lab,
@@ -49,7 +48,6 @@ add(
     study.calibrate,
     "ksieve calibrate scores.safetensors --out policy.json",
     "ksieve calibrate scores.safetensors --k 512 --cost cpu && ksieve select scores.safetensors --policy policy.json",
-    json=False,
 )
 add(
     lab,

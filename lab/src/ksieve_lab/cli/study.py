@@ -51,14 +51,6 @@ def opened(paths: Sequence[Path]) -> Iterator[list[Capture]]:
         yield [stack.enter_context(open_capture(path)) for path in paths]
 
 
-def _result_target(result: str | None, name: str) -> Path | None:
-    """File of ``--json FILE``; with ``-`` the result is printed instead, and nothing else on stdout."""
-    if result == "-":
-        terminal.mode.json = True
-        return None
-    return files.optional_target("--json", result, name, (".json",))
-
-
 def study(
     captures: Captures,
     k: StudyK = None,
@@ -66,7 +58,6 @@ def study(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for report, figures and result file.")
     ] = Path("study"),
-    result: Annotated[str | None, output("Result file instead of FOLDER/study.json; - prints it.", "--json")] = None,
     figures: Annotated[
         Path | None, typer.Option("--figures", metavar="FOLDER", help="Folder for the figures. Default: OUT/figures.")
     ] = None,
@@ -95,8 +86,7 @@ def study(
 
     files.check_folder("--out", out)
     files.check_folder("--figures", figures)
-    result_target = _result_target(result, "study.json")
-    planned = {str(path): path for path in run.targets(out, result=result_target, figures=figures)}
+    planned = {str(path): path for path in run.targets(out, figures)}
     files.keep_apart(planned, {f"CAPTURE {path}": path for path in captures})
     asked: dict[str, Any] = {"rows": rows or None, "device": device.value, "plan_for": plan_for}
     with opened(captures) as sources:
@@ -112,7 +102,7 @@ def study(
             with terminal.progress("ranking", waiting="opening the captures") as update:
                 payload = run.study(sources, k, **asked, progress=update, rank=rank, world=world)
     assert payload is not None  # on the first rank
-    written = run.write(payload, out, result=result_target, figures=figures)
+    written = run.write(payload, out, figures=figures)
     terminal.result(lambda: payload)
     found = payload["results"]
     studied = found["captures"]
@@ -144,10 +134,7 @@ def calibrate(
         typer.Option("--cost", metavar=" | ".join(DEVICE_COSTS), help="Device whose cost model ranks the policies."),
     ] = "h200",
     rows: Rows = 4096,
-    out: Annotated[str, output("Policy file to write (.json).")] = "policy.json",
-    result: Annotated[
-        str | None, output("Also write a result file with all policies tried; - prints it.", "--json")
-    ] = None,
+    out: Annotated[str, output("Policy file to write (.json), with all policies tried.")] = "policy.json",
     device: RankDevice = StudyDevice.cpu,
 ) -> None:
     """Recommend a sampling policy for a model's own scores, and check its predicted costs on held-back rows.
@@ -156,20 +143,16 @@ def calibrate(
     costs. The other half is selected with the policy, and its routes are compared with the prediction. Pass the policy
     file as policy="policy.json" to ksieve.plan and ksieve.topk, or to ksieve select --policy.
     """
-    from ksieve_lab.bench import record
     from ksieve_lab.study import calibrate as calibration
 
     target = files.target("--out", out, "policy.json", (".json",))
-    result_target = _result_target(result, "calibration.json")
-    files.keep_apart({"--out": target, "--json": result_target}, {f"CAPTURE {path}": path for path in captures})
+    files.keep_apart({"--out": target}, {f"CAPTURE {path}": path for path in captures})
     with opened(captures) as sources, terminal.progress("calibrating", waiting="opening the captures") as update:
         policy, payload = calibration.calibrate(
             sources, k, cost=cost, rows=rows or None, device=device.value, progress=update
         )
     policy.save(target, extra={"calibration": plain(payload)})
     terminal.result(lambda: payload)
-    if result_target is not None:
-        record.write_json(result_target.absolute(), payload)
     found, settings = payload["results"], payload["settings"]
     chosen, ordinary, true = found["chosen"], found["default"], found["came_true"]
     failed = ", ".join(words for name, words, _ in _QUANTITIES if not true[name])
@@ -233,8 +216,6 @@ def calibrate(
             else f"the planner's own choice, {ordinary['policy']}, costs no more by the model"
         )
     terminal.say(f"policy: {target}")
-    if result_target is not None:
-        terminal.say(f"result: {results.short(result_target)}")
 
 
 def _scans(value: float) -> str:

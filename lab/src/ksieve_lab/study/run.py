@@ -137,7 +137,7 @@ def study(
     return record.payload("study", settings, results, gpu=device == "cuda")
 
 
-def targets(folder: Path, *, result: Path | None = None, figures: Path | None = None) -> list[Path]:
+def targets(folder: Path, figures: Path | None = None) -> list[Path]:
     """List the files that `write` writes: the report, the result file, then the figures where they can be drawn."""
     from ksieve_lab.report import figures as drawing
     from ksieve_lab.report.specs.study import FIGURES
@@ -145,12 +145,10 @@ def targets(folder: Path, *, result: Path | None = None, figures: Path | None = 
     names = FIGURES if drawing.can_draw() else ()
     stems = [(figures or folder / "figures") / f"study-{name}" for name in names]
     drawn = [stem.with_name(stem.name + suffix) for stem in stems for suffix in (".png", ".svg")]
-    return [folder / "report.html", result or folder / "study.json", *drawn]
+    return [folder / "report.html", folder / "study.json", *drawn]
 
 
-def write(
-    payload: dict[str, Any], folder: Path, *, result: Path | None = None, figures: Path | None = None
-) -> list[Path]:
+def write(payload: dict[str, Any], folder: Path, *, figures: Path | None = None) -> list[Path]:
     """Write the results of a study: ``study.json``, ``report.html`` and figures as PNG and SVG.
 
     Without matplotlib there are no figures, and the report is without them.
@@ -161,8 +159,6 @@ def write(
         From `study`, or read back from a result file.
     folder : Path
         Made as needed.
-    result : Path, optional
-        Result file instead of ``folder/study.json``.
     figures : Path, optional
         Folder of the figures instead of ``folder/figures``.
 
@@ -182,7 +178,7 @@ def write(
 
     if figures is not None:
         drawing.require_matplotlib()
-    page, facts, *_ = targets(folder, result=result, figures=figures)
+    page, facts, *_ = targets(folder, figures)
     written = [record.write_json(facts.absolute(), payload)]
     drawn = {}
     for name, (_, specify) in FIGURES.items() if drawing.can_draw() else ():
