@@ -42,7 +42,7 @@ def test_an_archive_whose_directory_promises_more_than_it_has_is_refused(tmp_pat
         header = "{'descr': '<f4', 'fortran_order': False, 'shape': (33554432, 33554432), }".ljust(117) + "\n"
         archive.writestr("scores.npy", b"\x93NUMPY\x01\x00\x76\x00" + header.encode())
         archive.filelist[0].file_size = 1 << 60
-    with pytest.raises(FileFormatError, match=r"a\.npz: not a readable \.npz file"):
+    with pytest.raises(FileFormatError, match=r"a\.npz: array 'scores' takes .* of the disk of temporary files"):
         import_scores(tmp_path / "a.npz", tmp_path / "a.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 

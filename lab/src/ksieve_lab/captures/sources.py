@@ -6,6 +6,7 @@ No code in a file is executed; a damaged or malicious file raises `FileFormatErr
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
+from ksieve.core.text import bytes_text
 from ksieve.files.arrays import Array, map_npy, pick, read_header, readable
 from ksieve_lab.captures.factors import FACTORS
 
@@ -68,7 +70,11 @@ def _of_archive(path: Path, name: str | None, prefer: str, folder: str) -> Sourc
     with zipfile.ZipFile(path) as archive:
         members = {member.removesuffix(".npy"): member for member in archive.namelist() if member.endswith(".npy")}
         chosen = pick(path, dict.fromkeys(members, ""), name, prefer)
-        extracted = archive.extract(members[chosen], folder)
+        member = archive.getinfo(members[chosen])
+        if member.file_size > shutil.disk_usage(folder).free:
+            size = bytes_text(member.file_size)
+            raise FileFormatError(f"{path}: array {chosen!r} takes {size} of the disk of temporary files (TMPDIR)")
+        extracted = archive.extract(member, folder)
     try:
         return _of_numpy(map_npy(Path(extracted)), list(members))
     except FileFormatError as error:
