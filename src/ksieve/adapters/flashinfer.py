@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters._rows import compressed
-from ksieve.adapters._select import require, select, tie_break_of
+from ksieve.adapters._select import compressed, require, select, tie_break_of
 from ksieve.adapters._switch import Engine
 from ksieve.core.errors import ArgumentError
 from ksieve.distributed.holding import paged

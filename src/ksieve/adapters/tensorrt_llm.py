@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ksieve.adapters._rows import compressed, part
-from ksieve.adapters._select import require, select
+from ksieve.adapters._select import compressed, part, require, select
 from ksieve.adapters._switch import Engine
 from ksieve.core.errors import ArgumentError
 

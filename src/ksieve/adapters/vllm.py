@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters._rows import operands, part
-from ksieve.adapters._select import Declined, first, require, select
+from ksieve.adapters._select import Declined, first, operands, part, require, select
 from ksieve.adapters._switch import Engine
 from ksieve.core.errors import ArgumentError
 
