@@ -125,13 +125,23 @@ def part(output: Any, name: str, rows: int, k: int) -> Any:
     return output if shape == (rows, k) else output[:rows, :k]
 
 
-def compressed(seq_lens: Any, next_n: int, ratio: int) -> Any:
-    """Each row's length in logits, each of which stands for `ratio` tokens; request lengths count tokens."""
+def decoding(seq_lens: Any, rows: int, next_n: int, ratio: int) -> tuple[Any, dict[str, Any]]:
+    """Lengths of a decode step, and the options that go with them.
+
+    `seq_lens`: tokens of each request, of which row r sees ``next_n - 1 - r % next_n`` fewer. `ratio`: tokens that each
+    logit stands for.
+    """
+    require(next_n >= 1, "next_n", next_n, "a positive int")
+    require(ratio >= 1, "compress_ratio", ratio, "a positive int")
+    if (requests := seq_lens.shape[0]) * next_n != rows:
+        raise ArgumentError("seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n} entries")
+    if ratio == 1:
+        return seq_lens, {} if next_n == 1 else {"next_n": next_n}
     lengths = seq_lens.clamp(min=0)  # negative lengths must not wrap below
     if next_n > 1:
         seen = torch.arange(1 - next_n, 1, dtype=torch.int32, device=seq_lens.device)
         lengths = (lengths[:, None] + seen).reshape(-1)
-    return torch.div(lengths, ratio, rounding_mode="floor")
+    return torch.div(lengths, ratio, rounding_mode="floor"), {}
 
 
 def require(good: bool, name: str, got: object, takes: str) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters._select import compressed, require, select, tie_break_of
+from ksieve.adapters._select import decoding, require, select, tie_break_of
 from ksieve.adapters._switch import Engine
-from ksieve.core.errors import ArgumentError
 from ksieve.distributed.holding import paged
 
 __all__ = [
@@ -263,21 +262,13 @@ def top_k_varlen(
         The selected logits, then -inf, or 0 with ``backend="radix_cutlass"``, as FlashInfer's backends write.
     """
     rows = logits.shape[0]
-    require(next_n >= 1, "next_n", next_n, "a positive int")
-    require(compress_ratio >= 1, "compress_ratio", compress_ratio, "a positive int")
-    if (requests := seq_lens.shape[0]) * next_n != rows:
-        raise ArgumentError("seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n} entries")
-    options: dict[str, Any] = {}
+    seq_lens, options = decoding(seq_lens, rows, next_n, compress_ratio)
     if row_starts is not None:
         require(next_n == 1, "next_n", next_n, "1 with row_starts")
         require(compress_ratio == 1, "compress_ratio", compress_ratio, "1 with row_starts")
         options |= {"starts": row_starts, "index_base": "row" if absolute_indices else "start"}
     else:
         require(not absolute_indices, "absolute_indices", True, "False without row_starts")
-    if compress_ratio != 1:
-        seq_lens = compressed(seq_lens, next_n, compress_ratio)
-    elif next_n != 1:
-        options["next_n"] = next_n
     out_indices, out_values = _rows_of(out_indices, rows, top_k), _rows_of(out_values, rows, top_k)
     if not return_values:
         return select(_VARLEN, logits, seq_lens, top_k, out=out_indices, **options), None

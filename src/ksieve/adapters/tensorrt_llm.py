@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ksieve.adapters._select import compressed, part, require, select
+from ksieve.adapters._select import decoding, part, select
 from ksieve.adapters._switch import Engine
-from ksieve.core.errors import ArgumentError
 
 __all__ = ["indexer_topk_decode", "indexer_topk_prefill", "install", "uninstall", "warm_up"]
 
@@ -73,13 +72,6 @@ def indexer_topk_decode(
         Tokens that a logit stands for. Another than 1 allocates small tensors of one entry per row.
     """
     rows = logits.shape[0]
-    require(next_n >= 1, "next_n", next_n, "a positive int")
-    require(compress_ratio >= 1, "compress_ratio", compress_ratio, "a positive int")
-    if (requests := seq_lens.shape[0]) * next_n != rows:
-        raise ArgumentError("seq_lens", f"{requests} entries", f"{rows} rows of logits / next_n {next_n}")
-    options: dict[str, Any] = {"nan": "highest", "out": part(indices, "indices", rows, index_topk)}
-    if compress_ratio != 1:
-        seq_lens = compressed(seq_lens, next_n, compress_ratio)
-    elif next_n != 1:
-        options["next_n"] = next_n
-    select(_DECODE, logits, seq_lens, index_topk, **options)
+    lengths, options = decoding(seq_lens, rows, next_n, compress_ratio)
+    out = part(indices, "indices", rows, index_topk)
+    select(_DECODE, logits, lengths, index_topk, nan="highest", out=out, **options)
