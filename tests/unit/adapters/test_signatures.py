@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from conftest import ROOT  # noqa: E402
 
-from ksieve.adapters import flashinfer, sglang, tensorrt_llm, vllm  # noqa: E402
+from ksieve.adapters import flashinfer, plugins, sglang, tensorrt_llm, vllm  # noqa: E402
 from ksieve.adapters._operators import OPERATORS, SWITCHES  # noqa: E402
 from ksieve.adapters._signatures import Finding, adapter_of, known, names_of, signature_of  # noqa: E402
 
@@ -61,25 +61,21 @@ def test_an_engine_that_does_not():
     )
 
 
-@pytest.mark.parametrize(
-    ("engine", "variable", "plugins", "said"),
-    [
-        ("vllm", "VLLM_PLUGINS", "other", True),
-        ("vllm", "VLLM_PLUGINS", "", True),  # vLLM then loads none
-        ("vllm", "VLLM_PLUGINS", "other,ksieve", False),
-        ("sglang", "SGLANG_PLUGINS", "other", True),
-        ("sglang", "SGLANG_PLUGINS", "", False),
-        ("sglang", "SGLANG_PLUGINS", "other, ksieve", False),
-    ],
-)
-def test_the_engine_s_own_list_of_plugins(engine, variable, plugins, said):
-    _, out, _ = doctor("--for", engine, **{variable: plugins})
-    assert (f"{variable} does not name ksieve: the engine does not load it" in out) is said
-
-
-def test_a_word_for_off():
-    _, out, _ = doctor("--for", "vllm", KSIEVE_VLLM="False")
-    assert "KSIEVE_VLLM is not set: ksieve is off" in out
+def test_variables_that_keep_ksieve_off(monkeypatch):
+    _, out, _ = doctor("--for", "vllm", VLLM_PLUGINS="other")
+    assert "VLLM_PLUGINS does not name ksieve: the engine does not load it" in out
+    for engine, variable, listed, loaded in (
+        ("vllm", "VLLM_PLUGINS", "", False),  # vLLM then loads none
+        ("vllm", "VLLM_PLUGINS", "other,ksieve", True),
+        ("sglang", "SGLANG_PLUGINS", "other", False),
+        ("sglang", "SGLANG_PLUGINS", "", True),
+        ("sglang", "SGLANG_PLUGINS", "other, ksieve", True),
+    ):
+        monkeypatch.setenv(variable, listed)
+        assert plugins.loaded(engine) is loaded, (engine, listed)
+    for word, on in (("1", True), ("False", False), ("off", False), ("", False)):
+        monkeypatch.setenv("KSIEVE_VLLM", word)
+        assert plugins.switched_on("vllm") is on
 
 
 def test_an_engine_whose_import_fails(tmp_path):
