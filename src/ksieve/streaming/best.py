@@ -13,6 +13,7 @@ from ksieve.core.arrays import Device, inspect, is_array
 from ksieve.core.errors import ArgumentError, BackendError, shown
 from ksieve.core.keys import widen
 from ksieve.core.options import Nan, Options, TieBreak, dtype_text
+from ksieve.core.ranking import Ranking
 
 OUTPUTS = (
     "out", "values_out", "raw_out", "counts_out", "return_values", "return_raw", "sorted", "index_dtype", "page_table",
@@ -121,9 +122,9 @@ class Best:
         self._places = [self.empty((self.rows, slots), "int32") for _ in range(2)]
 
     @property
-    def nan_first(self) -> bool:
-        """Whether NaN is the best of all scores; otherwise it is the worst."""
-        return Options(largest=self.ranking["largest"], nan=self.ranking["nan"]).ranking == "nan_first"
+    def kind(self) -> Ranking:
+        """The ranking by its name."""
+        return Options(largest=self.ranking["largest"], nan=self.ranking["nan"]).ranking
 
     @property
     def library(self) -> str:

@@ -209,7 +209,7 @@ class Candidates:
             n = min(max(int(counts[r]), 0), self.capacity)
             listed, places = scores[r, :n], positions[r, :n]
             reaches = listed >= cutoff[r] if best.everything < 0 else listed <= cutoff[r]
-            if best.nan_first:
+            if best.kind == "nan_first":
                 reaches |= np.isnan(listed)
             wrong = {
                 f"counts {counts[r]}": not 0 <= counts[r] <= (length[r] if left[r] else 0),

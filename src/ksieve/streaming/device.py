@@ -6,7 +6,6 @@ from typing import Any
 
 from ksieve.backends.cuda import arrays, keep
 from ksieve.core.arrays import inspect
-from ksieve.core.options import Options
 from ksieve.core.problem import row_pitch
 from ksieve.streaming.best import _ALL, Best
 
@@ -102,8 +101,7 @@ class DeviceBest(Best):
         index, stream = self._place()
         keep.launch(
             (*(0 if array is None else array.data_ptr() for array in given), pitch, width, first, self.k,
-             self._capacity, flags, 0), rows, dtype=self.dtype, index=index, stream=stream,
-            ranking=Options(largest=self.ranking["largest"], nan=self.ranking["nan"]).ranking,
+             self._capacity, flags, 0), rows, dtype=self.dtype, index=index, stream=stream, ranking=self.kind,
         )  # fmt: skip
 
     def _place(self) -> tuple[int, int]:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from ksieve import api
 from ksieve.core.arrays import as_numpy
 from ksieve.core.keys import NAN_KEY, order_key, widen
-from ksieve.core.options import Options
 from ksieve.core.ranking import ranked
 from ksieve.streaming.best import _ALL, Best
 
@@ -59,7 +58,7 @@ class HostBest(Best):
         scores, (values, places), counts = as_numpy(tile), self._lists(), self._held.copy()
         lists = values[:, self.k :], places[:, self.k :]
         most = self.k + self.k // 4  # a second tile has about k
-        keep(scores, begins, lengths, first, self._bounds, *lists, counts, most, self._ranking)
+        keep(scores, begins, lengths, first, self._bounds, *lists, counts, most, self.kind)
         overfull = (counts > self.ROOM * self.k) | (counts > self._held + most)
         if overfull.all():
             super().take(tile, first, windows, num_rows=num_rows)
@@ -122,7 +121,7 @@ class HostBest(Best):
 
     def _keys(self, scores: NDArray[Any]) -> NDArray[np.uint32]:
         """Ordered keys of the ranked scores."""
-        return order_key(widen(ranked(scores, self._ranking)))
+        return order_key(widen(ranked(scores, self.kind)))
 
     def _lists(self) -> tuple[NDArray[Any], NDArray[np.int32]]:
         return as_numpy(self._values[0]), as_numpy(self._places[0])
@@ -130,7 +129,3 @@ class HostBest(Best):
     def _slots_of(self, rows: I64, most: int) -> dict[str, Any]:
         """Arguments k and max_k of a call with some of the rows."""
         return {"k": as_numpy(self.own_k)[rows], "max_k": most} if self.per_row else {"k": most}
-
-    @property
-    def _ranking(self) -> Any:
-        return Options(largest=self.ranking["largest"], nan=self.ranking["nan"]).ranking
