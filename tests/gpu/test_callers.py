@@ -70,17 +70,6 @@ def test_lengths_of_64_bits_in_several_launches(tally):
     served.judge(tally, "banded", [Asked(plan, scores, call, runs=1)])
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_windows_and_requests_with_64_bits(ends, tally):
-    rows = 12
-    scores = scores_of(rows, WIDTH)
-    given = torch.tensor([WIDTH + 2**33, 4_000, -(2**40), 2**31, 7_777, 3], device=runner.DEVICE)
-    starts = torch.arange(rows, dtype=torch.int32, device=runner.DEVICE) * 5
-    call = {"starts": starts, "next_n": 2, "tie_break": "low", "sorted": "index", "ends" if ends else "lengths": given}
-    plan = ksieve.plan(rows=rows, width=WIDTH, k=K, device="cuda", options=served.options_of(call))
-    served.judge(tally, "windows", [Asked(plan, scores, call, runs=1)])
-
-
 def select(scores, lengths, k, **more):
     """Select through the public call into new indices."""
     out = torch.full((*scores.shape[:-1], k), runner.POISON, dtype=torch.int32, device=runner.DEVICE)
@@ -96,26 +85,6 @@ def test_rows_of_pitch_0(shape, tally):
     lengths = torch.arange(rows, dtype=torch.int32, device=runner.DEVICE) * 7 % width
     for given in (None, lengths):
         check(scores, given, 50, select(scores, given, 50), tally)
-
-
-def test_any_rank(tally):
-    scores = torch.randn(3, 5, 700, device=runner.DEVICE)
-    lengths = torch.randint(0, 701, (3, 5), device=runner.DEVICE)
-    check(scores.view(15, 700), lengths.view(15), 40, select(scores, lengths, 40).view(15, 40), tally)
-    check(scores[0, :1], None, 40, select(scores[0, 0], None, 40).view(1, 40), tally)
-
-
-@pytest.mark.skipif(runner.HOST, reason="arrays of a library are made on its device")
-def test_new_arrays_an_int_of_rows_and_no_slots(tally):
-    scores = torch.randn(3, 5, 700, device=runner.DEVICE)
-    indices, values = ksieve.topk(scores, k=40, return_values=True, sorted=True, index_dtype="int64")
-    assert indices.shape == values.shape == (3, 5, 40) and indices.device == scores.device
-    assert torch.equal(values, scores.gather(2, indices)) and torch.equal(values, scores.topk(40).values)
-    live = ksieve.topk(scores.view(15, 700), k=40, num_rows=4)
-    assert bool((live[4:] == -1).all())
-    check(scores.view(15, 700)[:4], None, 40, live[:4], tally)
-    indices, values, stats = ksieve.topk(scores, k=0, return_values=True, return_stats=True)
-    assert indices.shape == values.shape == (3, 5, 0) and len(stats.raw) == 15
 
 
 @pytest.mark.parametrize("call", ORDERS, ids=lambda call: call["sorted"])

@@ -151,16 +151,6 @@ def test_jax_in_a_program(problem):
         jax.block_until_ready(jax.jit(lambda x: ksieve.topk(x, plan=plan))(scores))
 
 
-def test_verify_on_the_device(problem):
-    scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
-    indices = ksieve.topk(scores, lengths, K)
-    assert ksieve.verify(scores, lengths, indices).ok
-    indices[0, 0] = indices[0, 1]
-    verdict = ksieve.verify(scores, lengths, indices)
-    assert not verdict.ok
-    assert verdict.failed_rows.tolist() == [0]
-
-
 @pytest.mark.parametrize("tie_break", [None, "low", "high"])
 @pytest.mark.parametrize("order", [False, "index", "value"])
 @pytest.mark.parametrize("ranking", RANKINGS)
@@ -182,14 +172,6 @@ def test_verify_judges_every_option_on_the_device(ranking, order, tie_break):
             )  # fmt: skip
             assert str(found) == str(expected)
             np.testing.assert_array_equal(found.reasons, expected.reasons)
-
-
-def test_arguments_on_different_devices(problem):
-    scores, lengths = problem
-    with pytest.raises(KsieveError, match=r"lengths.*cuda:0"):
-        ksieve.topk(torch.from_numpy(scores).cuda(), torch.from_numpy(lengths), K)
-    with pytest.raises(KsieveError, match="out"):
-        ksieve.topk(torch.from_numpy(scores).cuda(), None, K, out=torch.empty(ROWS, K, dtype=torch.int32))
 
 
 def test_another_device_than_the_current_one(problem):

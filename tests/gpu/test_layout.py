@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -27,14 +25,6 @@ def kernels():
 def one_matrix(padding=0):
     bits = material.on_device(WIDTH, K, 1, "float32", runner.DEVICE)
     return material.place(bits, "float32", runner.DEVICE, padding=padding)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_lengths_around_k(name, tally):
-    scores = one_matrix()
-    limits = [K - 1, K, K + 1, 0, 1, -1, -(2**31), 2**31 - 1, WIDTH, WIDTH + 1, WIDTH - 1, K + 2]
-    lengths = torch.tensor((limits * 8)[: len(scores)], dtype=torch.int32, device=runner.DEVICE)
-    served.judge(tally, name, [Asked(runner.plan_for(VARIANTS[name], scores, K), scores, {"lengths": lengths})])
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -93,16 +83,3 @@ def huge():
     yield scores
     del scores
     torch.cuda.empty_cache()
-
-
-@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
-@pytest.mark.parametrize(("rows", "width", "k"), [(1, 8192, 2048), (300, 70_000, 512), (2, 300_000, 20_000)])
-def test_the_planners_own_choice(rows, width, k, tally):
-    """No plan, no workspace, no output given: the everyday call."""
-    bits = material.on_device(width, 512, 1, "float32", "cuda")
-    scores = bits.repeat(-(-rows // len(bits)), 1)[:rows].view(torch.float32)
-    lengths = torch.from_numpy(material.lengths_for(rows, width, k)).cuda()
-    for given, _ in itertools.product((None, lengths), range(2)):
-        indices = ksieve.topk(scores, given, k)
-        wrong = runner.refuted(scores, given, indices, k)
-        tally.judge("planned", rows, wrong)

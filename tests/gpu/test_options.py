@@ -21,7 +21,6 @@ from gpu.variants import ALL, VARIANTS, small_storage
 from harness import to_cuda
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.families import QUEUED
-from ksieve_lab import oracle
 
 pytestmark = pytest.mark.gpu
 
@@ -401,15 +400,3 @@ def test_one_row_in_every_batch_and_family_gives_the_same_bytes(tally):
         asked, out = {"tie_break": tie_break, "sorted": order}, seen[f"{tie_break} out"][None]
         wrong += [f"{tie_break}: {text}" for text in runner.refuted(row[None], None, out, k, **asked)]
     tally.judge("options batch invariance", total, wrong)
-
-
-@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
-def test_calls_without_a_plan_choose_one_with_their_options(tally):
-    scores = torch.randn(6, 5003, device="cuda", dtype=torch.bfloat16)
-    call = {"starts": torch.arange(6, dtype=torch.int32, device="cuda"), "sorted": True, "tie_break": "low"}
-    call |= {"return_values": True, "return_raw": True, "index_dtype": "int64", "index_base": "start"}
-    out, values, raw, stats = ksieve.topk(scores, k=77, **call, return_stats=True)
-    assert (out.dtype, raw.dtype, values.dtype) == (torch.int64, torch.int64, torch.bfloat16)
-    oracle.assert_served(scores, 77, call, {"indices": out, "values": values, "raw": raw})
-    assert len(stats.raw) == 6
-    tally.add("options without a plan", 6, [])

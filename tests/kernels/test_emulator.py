@@ -27,14 +27,14 @@ class Params(ctypes.Structure):
     _fields_ = (("inputs", ctypes.c_void_p), ("out", ctypes.c_void_p), ("n", ctypes.c_int))
 
 
-@pytest.fixture
-def emulate(tmp_path):
+@pytest.fixture(scope="module")
+def emulate(tmp_path_factory):
     """Run a kernel's body over words; the words that it writes."""
-    libraries = {}
+    libraries, folder = {}, tmp_path_factory.mktemp("emulated")
 
     def run(body, inputs=(0,), words=32, *, grid=1, threads=32, cluster=1, shared=1024, seed=0):
         if body not in libraries:
-            target = tmp_path / f"{len(libraries)}.so"
+            target = folder / f"{len(libraries)}.so"
             ptx = build.ptx_of(HEAD + body + "\n}", "kernel.cu", ["--gpu-architecture=compute_90a", "--std=c++17"])
             build.build(ptx, target)
             libraries[body] = build.load(target)

@@ -18,6 +18,9 @@ pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or
 
 K = 24
 DTYPES = ("float32", "float16", "bfloat16")
+PAIRS = [*(("float32", ranking) for ranking in RANKINGS), ("float16", "smallest"), ("bfloat16", "nan_first")]
+dtypes_and_rankings = pytest.mark.parametrize(("dtype", "ranking"), PAIRS)
+"""A kernel each; a GPU has all of them (tests/gpu/test_tiles.py)."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +64,7 @@ def check(found, expected):
         assert torch.equal(got.view(bits), right.view(bits))
 
 
-@pytest.mark.parametrize("ranking", RANKINGS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@dtypes_and_rankings
 @pytest.mark.parametrize("ties", ["low", "high"])
 def test_the_answer_of_whole_rows(ties, dtype, ranking):
     scores = rows_of(dtype)
@@ -103,8 +105,7 @@ def test_windows_own_k_and_live_rows(dtype):
         check([running.finish(**live)], [ksieve.topk(scores, k=ks, max_k=K, **windows, **how)])
 
 
-@pytest.mark.parametrize("ranking", RANKINGS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@dtypes_and_rankings
 def test_scores_worse_than_the_cutoff_decide_nothing(dtype, ranking):
     scores = rows_of(dtype)
     how = RANKINGS[ranking] | {"deterministic": True}
@@ -118,8 +119,7 @@ def test_scores_worse_than_the_cutoff_decide_nothing(dtype, ranking):
     check([running.finish()], [ksieve.topk(scores, k=K, **how)])
 
 
-@pytest.mark.parametrize("ranking", RANKINGS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@dtypes_and_rankings
 def test_the_cutoff_of_a_first_tile(dtype, ranking):
     """That of the selection: a row without slots needs no score, and NaN bounds nothing."""
     scores = rows_of(dtype, 60)

@@ -16,9 +16,15 @@ from ksieve.distributed import fused
 pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")
 
 
-@pytest.mark.parametrize("kind", rank_cases.KINDS)
-@pytest.mark.parametrize("schedule", rank_cases.SCHEDULES, ids=str)
-@pytest.mark.parametrize("layout", rank_cases.LAYOUTS)
+CASES = [
+    (layout, rank_cases.SCHEDULES[(number + other) % len(rank_cases.SCHEDULES)], kind)
+    for number, layout in enumerate(rank_cases.LAYOUTS)
+    for other, kind in enumerate(rank_cases.KINDS)
+]
+"""Every two of a layout, a schedule and a kind of scores; a GPU has all three (tests/gpu/test_ranks.py)."""
+
+
+@pytest.mark.parametrize(("layout", "schedule", "kind"), CASES, ids=str)
 def test_kernels_equal_the_operations(layout, schedule, kind, monkeypatch):
     gpu = driver.install(monkeypatch)
     if rank_cases.LAYOUTS[layout][1][0] % 500:  # the kernels for many rows

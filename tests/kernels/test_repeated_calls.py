@@ -50,7 +50,7 @@ def select(given, *names, **options):
 
 def counted(given):
     counts = torch.full((ROWS,), -5, dtype=torch.int32)
-    return select(given, "lengths", counts_out=counts, deterministic=True), counts
+    return select(given, "lengths", "positions", counts_out=counts, deterministic=True), counts
 
 
 def pooled(given):
@@ -63,14 +63,11 @@ def pooled(given):
 
 PAGES = {"index_base": "start", "page_size": 16, "return_raw": True}
 CALLS = {
-    "expand, tail": lambda i: select(i, "lengths", "tail", expand=4, deterministic=True),
-    "expand, offsets": lambda i: select(i, "lengths", "offsets", expand=4, deterministic=True),
-    "positions": lambda i: select(i, "lengths", "positions", deterministic=True),
+    "expand, tail, offsets": lambda i: select(i, "lengths", "tail", "offsets", expand=4, deterministic=True),
     "block table": lambda i: select(i, "lengths", "block_table", deterministic=True),
-    "counts": counted,
-    "k of each row": lambda i: select(i, "lengths", k=i["ks"], max_k=K, deterministic=True),
-    "live rows, values": lambda i: select(
-        i, "lengths", "num_rows", return_values=True, index_dtype="int64", deterministic=True
+    "positions, counts": counted,
+    "k of each row, live rows, values": lambda i: select(
+        i, "lengths", "num_rows", k=i["ks"], max_k=K, return_values=True, index_dtype="int64", deterministic=True
     ),
     "windows, pages": lambda i: select(
         i, "starts", "ends", page_table=i["pages"], row_to_request=i["request"], deterministic=True, **PAGES
