@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import cases
 import ksieve
 from gpu import material, runner, served
 from gpu.served import Asked
@@ -71,51 +72,30 @@ def kernels():
 
 def hard_rows(width):
     """Rows by name: what decides each of them, and what cannot."""
-    rng = np.random.default_rng(8)
-    normal = rng.standard_normal(width).astype(np.float32)
-    positions = np.arange(width)
+    rows = cases.hard_rows(width, K, 8)
+    normal, positions = rows["normal"], np.arange(width)
     tail = np.argsort(np.argsort(-normal))
     with np.errstate(over="ignore", invalid="ignore"):
-        return {
+        return rows | {
             # by steps
-            "normal": normal,
-            "negative": normal - 50,
             "clumped": normal + 2 * (positions > width * 0.93),
             "alike neighbours": np.repeat(normal[: width // 16], 16) + normal * np.float32(1e-3),
             "narrow": 1 + normal * np.float32(1e-5),
             "heavy tail": 1 / np.maximum(np.abs(normal), np.float32(1e-6)),
-            "sorted": np.sort(normal),
-            "far apart": np.sign(normal) * np.float32(3e38) * np.abs(normal) / 6,
             # a plateau of the samples, or beyond their range
-            "equal": np.full(width, 0.25, np.float32),
-            "plateau": np.maximum(normal - 2, 0),
-            "few values": np.round(normal * 2) / 2,
             "two values": (normal > 1.5).astype(np.float32),
             # most of both are about the rank: the samples of some warps tell the wrong one
             "two values, the better": (tail < K + width // 64).astype(np.float32),
             "two values, the worse": (tail < K - 20).astype(np.float32),
             "three values": np.where(tail < 40, 2, (tail < K + width // 64).astype(np.float32)),
-            "zeros of both signs": np.where(tail < K // 2, normal, np.where(positions % 2, 0.0, -0.0)),
             # the step of the k-th is crowded
             "outliers": np.where(positions % (width // 64) == 3, np.float32(1e30), normal),
             "dozens in a step": np.where(positions % (width // 64) == 3, np.float32(60), normal),
             "hundreds in a step": np.where(positions % (width // 64) == 3, np.float32(400), normal),
             "one octave of many": np.exp2(np.round(normal * 40)).astype(np.float32),
-            "ties around the rank": np.where((tail > K - 100) & (tail < K + 100), np.sort(normal)[-K], normal),
             # the sample is misled: nearly all or none of the best lie where it looks
             "best in one class of 32": normal + 30 * (positions % 32 == 7),
             "best in one vector of 256": normal + 30 * (positions // 4 % 256 == 9),
-            "best at the front": normal + 30 * (positions < K),
-            # no steps: infinite, NaN, or below every scale
-            "subnormal": normal * np.float32(1e-42),
-            "infinities": np.where(tail < 2 * K, np.float32(np.inf), normal),
-            "some infinities": np.where(tail < K // 2, np.float32(np.inf), normal),
-            "mostly -inf": np.where(tail < K // 2, normal, np.float32(-np.inf)),
-            "-inf": np.full(width, -np.inf, np.float32),
-            "-inf and NaN": np.where(tail < K // 2, normal, np.where(positions % 2, -np.inf, np.nan)),
-            "mostly NaN": np.where(tail < K // 2, normal, np.float32(np.nan)),
-            "a third NaN": np.where(positions % 3 == 0, np.float32(np.nan), normal),
-            "NaN": np.full(width, np.nan, np.float32),
         }
 
 
@@ -294,8 +274,7 @@ def test_bins_as_full_as_are_ranked(shape, tally):
                 scores[place[k - wanted : k - wanted + count]] = within
                 rows.append(scores if sign > 0 else -1 / np.maximum(scores, 1e-3))
     plan = plan_of("register_block", shape, len(rows), k=k)
-    cases = [Asked(plan, stacked(rows, *place), {}) for place in ((0, 0), (3, 1))]
-    served.judge(tally, "register_block", cases)
+    served.judge(tally, "register_block", [Asked(plan, stacked(rows, *place), {}) for place in ((0, 0), (3, 1))])
 
 
 def test_shapes_are_those_of_the_planner():

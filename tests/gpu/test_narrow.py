@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import cases
 from gpu import material, runner, served
 from gpu.served import Asked
 from gpu.variants import ALL, possible
@@ -29,39 +30,24 @@ def kernels():
         yield from ((plan, False) for plan in possible(WARP, 64, width, 1, dtype=dtype))
 
 
-def hard_rows(width, k, rng):
+def hard_rows(width, k):
     """Rows by name: how each is decided."""
-    normal = rng.standard_normal(width)
+    rows = cases.hard_rows(width, k, width)
+    normal, rng = rows["normal"], np.random.default_rng(width)
     place = rng.permutation(width)  # place[i] < k: one of the k best, where the others are alike
     lanes = np.arange(width) // 4 % 32
-    return {
-        "normal": normal,
-        "negative": normal - 50,
-        "sorted": np.sort(normal),
+    return rows | {
         # more than 32 reach the cutoff that the lanes' best scores give
         "best in one lane": normal + 30 * (lanes == 7),
         "best in three lanes": normal + 30 * (lanes < 3),
-        "best at the front": normal + 30 * (np.arange(width) < 2 * k),
-        # equal keys at the rank: a few, a part of them, all of the row
+        "best twice at the front": normal + 30 * (np.arange(width) < 2 * k),
+        # equal keys at the rank: a few, and a part of them
         "two of the k-th": np.where(place < k - 1, normal + 50, np.where(place < k + 1, 9.0, normal)),
         "40 of the k-th": np.where(place < k // 2, normal + 50, np.where(place < k // 2 + 40, 9.0, normal)),
-        "plateau": np.maximum(normal - 2, 0),
-        "few values": np.round(normal * 2) / 2,
-        "equal": np.full(width, 0.25),
-        "zeros of both signs": np.where(place < k // 2, np.abs(normal), np.where(place % 2, 0.0, -0.0)),
         "next to each other": 1 + place * 2.0**-23,
-        "subnormal": normal * 1e-42,
-        "far apart": np.sign(normal) * 3e38 * np.abs(normal) / 6,
-        # fewer numbers than k, and as many
-        "infinities": np.where(place < 2 * k, np.inf, normal),
-        "some infinities": np.where(place < k // 2, np.inf, normal),
-        "mostly -inf": np.where(place < k // 2, normal, -np.inf),
-        "-inf": np.full(width, -np.inf),
-        "-inf and NaN": np.where(place < k // 2, normal, np.where(place % 2, -np.inf, np.nan)),
+        # as many numbers as k, and one fewer
         "k numbers": np.where(place < k, normal, np.nan),
         "fewer than k numbers": np.where(place < k - 1, normal, np.nan),
-        "a third NaN": np.where(place % 3 == 0, np.nan, normal),
-        "NaN": np.full(width, np.nan),
     }
 
 
@@ -73,11 +59,10 @@ def bits_of(rows, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_way_that_a_row_is_decided(width, dtype, tally):
-    rng = np.random.default_rng(width)
-    cases = []
+    found = []
     asked = {1, width // 2, width - 1, width, width + 3, *(k for k in RANKS if k < width)} - {0}
     for number, k in enumerate(sorted(asked)):
-        rows = hard_rows(width, k, rng)
+        rows = hard_rows(width, k)
         offset, padding = ((0, 0), (1, 3), (0, 1), (6, 2), (7, 4))[number % 5]
         scores = material.place(bits_of(rows, dtype), dtype, runner.DEVICE, offset=offset, padding=padding)
         edges = [width - 1, k + 1, k, width - 3, k - 1, 1, 0, width * 5 // 8 + 1, -1, width + 1, width - 8]
@@ -85,14 +70,14 @@ def test_every_way_that_a_row_is_decided(width, dtype, tally):
         plan = runner.plan_for(WARP, scores, k, ctas=2)  # each warp meets several rows
         assert plan.family == "register_warp"
         for call in ({}, {"lengths": lengths}, {"lengths": lengths.roll(4)}):
-            cases.append(Asked(plan, scores, call, runs=1))
-    served.judge(tally, "warp", cases)
+            found.append(Asked(plan, scores, call, runs=1))
+    served.judge(tally, "warp", found)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_alignment_and_length(dtype, tally):
     """The first vector of a row begins before it, and takes the row's last scores."""
-    cases = []
+    found = []
     for width, offset, padding in itertools.product((127, 128, 256), range(8), (0, 1, 2, 4)):
         if dtype == "float32" and offset > 3:
             continue
@@ -100,8 +85,8 @@ def test_every_alignment_and_length(dtype, tally):
         bits = material.narrow(rng.standard_normal((2 * 17, width)).astype(np.float32), dtype)
         scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
         call = {"lengths": torch.arange(len(bits), dtype=torch.int32, device=runner.DEVICE) % 17 + (width - 16)}
-        cases += [Asked(runner.plan_for(WARP, scores, k), scores, call, runs=1) for k in (3, 100)]
-    served.judge(tally, "warp", cases)
+        found += [Asked(runner.plan_for(WARP, scores, k), scores, call, runs=1) for k in (3, 100)]
+    served.judge(tally, "warp", found)
 
 
 def test_random_bits_and_fewer_live_rows(tally):
@@ -113,6 +98,6 @@ def test_random_bits_and_fewer_live_rows(tally):
 
 @pytest.mark.parametrize("width", [64, 200, 2048])
 def test_statistics_are_those_of_a_block(width, tally):
-    rows = hard_rows(width, 20, np.random.default_rng(width))
+    rows = hard_rows(width, 20)
     scores = material.place(bits_of(rows, "float32"), "float32", runner.DEVICE)
     served.judge(tally, "warp", [Asked(runner.plan_for(WARP, scores, 20), scores, {}, stats=True)])

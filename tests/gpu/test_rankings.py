@@ -60,7 +60,7 @@ def mirrored(bits, dtype, ranking):
 
 
 def matrix(k, width, dtype, ranking):
-    plain = bits_of(hard_rows(width, k, np.random.default_rng(width)), dtype)
+    plain = bits_of(hard_rows(width, k), dtype)
     return np.concatenate([plain, mirrored(plain, dtype, ranking)])
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ksieve
-from gpu import runner
+from gpu import runner, served
 from gpu.variants import ALL, Variant, banded
 from ksieve.core import arguments
 
@@ -43,7 +43,7 @@ CALLS = {
     "windows": lambda width: {"starts": spread(0, width // 3), "ends": column(0, width), "values_out": torch.float32},
     "own k": lambda width: {"ks": spread(0, K + 1), "max_k": K},
     "pages": lambda width: {**pages(), "sorted": "index", "raw_out": torch.int32},
-    "offsets": lambda width: {"offsets": column(0, 1 << 30), "out": torch.int64, "values_out": torch.float32},
+    "offsets": lambda width: {"offsets": column(0, 1 << 30), "index_dtype": "int64", "values_out": torch.float32},
     "order": lambda width: {**ORDERED, "lengths": column(0, width)},
     "tail": lambda width: {"tail": spread(0, 4 * width), "expand": 4, "counts_out": torch.int32},
     "positions": lambda width: {"positions": places(width), "counts_out": torch.int32},
@@ -82,28 +82,13 @@ def output(dtype, columns):
     return inside.transpose(0, 1), held
 
 
-def asked(call):
-    """Split a call into the keyword arguments of topk, with its outputs as None, and the options of its plan."""
-    keywords = {name: value for name, value in call.items() if name in arguments.NAMES}
-    bounds = next((call[name] for name in ("lengths", "ends") if name in call), None)
-    options = arguments.resolve(
-        keywords,
-        None,
-        per_row_k="ks" in call,
-        lengths="lengths" in call,
-        length_dtype=None if bounds is None else str(bounds.dtype).removeprefix("torch."),
-        out_dtype=str(call.get("out", torch.int32)).removeprefix("torch."),
-    )
-    return keywords, options
-
-
 def run(name, plan_of, dtype="float32", layout="transposed", width=WIDTH):
     """Run a call on strided arrays; compare with the CPU's answer for contiguous copies."""
     x, call = scores(dtype, layout, width), CALLS[name](width)
-    keywords, options = asked(call)
-    wanted = {n: x.dtype if n == "values_out" else call.get(n, torch.int32) for n in ("out", "values_out", "raw_out")
-              if n in call or n == "out"}  # fmt: skip
-    plan = plan_of(TOKENS * HEADS, width, K, dtype=dtype, options=options)
+    keywords = {key: value for key, value in call.items() if key in arguments.NAMES}
+    wanted = {"out": getattr(torch, call.get("index_dtype", "int32"))}
+    wanted |= {key: x.dtype if key == "values_out" else torch.int32 for key in ("values_out", "raw_out") if key in call}
+    plan = plan_of(TOKENS * HEADS, width, K, dtype=dtype, options=served.options_of(call))
     outputs = {n: output(kind, plan.problem.columns) for n, kind in wanted.items()}
     if "counts_out" in call:
         outputs["counts_out"] = output(torch.int32, 0)

@@ -142,6 +142,36 @@ def _aliased(rng, rows, width, bias):
     return rng.standard_normal((rows, width)) + bias * (np.arange(width) % stride == phase)
 
 
+def hard_rows(width: int, k: int, seed: int) -> dict[str, np.ndarray]:
+    """Rows by name: what a selection has to decide, whatever decides it."""
+    normal = np.random.default_rng(seed).standard_normal(width).astype(np.float32)
+    positions, tail = np.arange(width), np.argsort(np.argsort(-normal))
+    middle = np.sort(normal)[-min(k, width)]
+    return {
+        "normal": normal,
+        "negative": normal - 50,
+        "sorted": np.sort(normal),
+        "far apart": np.float32(5e37) * normal,
+        # equal ones: all, most, and about the rank
+        "equal": np.full(width, 0.25, np.float32),
+        "plateau": np.maximum(normal - 2, 0),
+        "few values": np.round(normal * 2) / 2,
+        "zeros of both signs": np.where(tail < k // 2, normal, np.where(positions % 2, 0.0, -0.0)),
+        "ties around the rank": np.where((tail > k - 100) & (tail < k + 100), middle, normal),
+        "best at the front": normal + 30 * (positions < k),
+        # infinite, NaN, or below every scale
+        "subnormal": normal * np.float32(1e-42),
+        "infinities": np.where(tail < 2 * k, np.float32(np.inf), normal),
+        "some infinities": np.where(tail < k // 2, np.float32(np.inf), normal),
+        "mostly -inf": np.where(tail < k // 2, normal, np.float32(-np.inf)),
+        "-inf": np.full(width, -np.inf, np.float32),
+        "-inf and NaN": np.where(tail < k // 2, normal, np.where(positions % 2, -np.inf, np.nan)),
+        "mostly NaN": np.where(tail < k // 2, normal, np.float32(np.nan)),
+        "a third NaN": np.where(positions % 3 == 0, np.float32(np.nan), normal),
+        "NaN": np.full(width, np.nan, np.float32),
+    }
+
+
 FAMILIES: dict[str, Family] = {
     f.__name__.lstrip("_"): f
     for f in (
