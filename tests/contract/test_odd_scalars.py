@@ -169,9 +169,7 @@ RIGHT = [2999, 2998, 2997]
     [
         ("NUMBA_DISABLE_JIT=1", True),
         ("NUMBA_NUM_THREADS=0", True),
-        ("NUMBA_NUM_THREADS=-3", True),
         ("NUMBA_NUM_THREADS=junk", False),
-        ("NUMBA_NUM_THREADS=", False),
         ("NUMBA_NUM_THREADS=99999", False),
         ("NUMBA_DISABLE_JIT=junk", False),
     ],
