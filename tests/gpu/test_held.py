@@ -275,20 +275,3 @@ def test_bins_as_full_as_are_ranked(shape, tally):
                 rows.append(scores if sign > 0 else -1 / np.maximum(scores, 1e-3))
     plan = plan_of("register_block", shape, len(rows), k=k)
     served.judge(tally, "register_block", [Asked(plan, stacked(rows, *place), {}) for place in ((0, 0), (3, 1))])
-
-
-def test_shapes_are_those_of_the_planner():
-    """Each is what some number of rows of its width is planned with."""
-    known = [shape for listed in shapes.of(runner.PLANNED_FOR).resident.values() for shape in listed]
-    ends = {1, 100_000} | {n for s in known for n in (s.fewest_rows, s.most_rows, s.most_rows + 1)}
-    names = ("resident_width", "threads", "ctas_per_sm", "overflow_vectors")
-
-    def planned(family, width):
-        for rows in ends - {0}:
-            with contextlib.suppress(ArgumentError):
-                plan = FORCED[family].plan(rows, width, K)
-                yield plan.family, plan.splits, *(getattr(plan, name) for name in names)
-
-    for family, shape in SHAPES:
-        wanted = (family, shape.ctas_per_row, *(getattr(shape, name) for name in names))
-        assert wanted in set(planned(family, shape.resident_width)), shape

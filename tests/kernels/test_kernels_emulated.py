@@ -101,7 +101,7 @@ def test_parts_of_the_gpu_suite(name):
     files = [f"tests/gpu/test_{file}.py" for file in PARTS[name]]
     chosen = " or ".join(f"test_{file}.py and ({chosen})" for file, (_, chosen) in PARTS[name].items())
     command = [sys.executable, "-m", "pytest", "-m", "gpu", *files, "-v", "-k", chosen]
-    paths = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"}
+    paths = {"PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("src", "lab/src", "tests"))}
     asked = {"KSIEVE_GPU_EMULATED": "1", "KSIEVE_EMULATED_DEVICE": name.split()[0]}
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", "-p", "no:xdist"], cwd=ROOT, env=os.environ | paths | asked,
