@@ -25,7 +25,7 @@ import ksieve
 import rank_cases
 from gpu import material, runner, served, test_blocks, test_tiles
 from gpu.test_stats import TRACED
-from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, possible, precompile, small_storage
+from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, overflowing, possible, precompile
 from ksieve.planning.families import QUEUED
 from ksieve.planning.memory import with_workspace
 from ksieve_lab.bench import record
@@ -55,7 +55,7 @@ def plans():
                 if width == 9001:
                     yield variant.name, plan, True
         for plan in possible(variant, 8, *FEW):
-            yield variant.name, small_storage(plan, 256, 256 if plan.family in QUEUED else 0), False
+            yield variant.name, overflowing(plan), False
         if variant.family in (*QUEUED, EITHER):
             # Rows that follow each other in a CTA, in the launch shapes for few rows and for many.
             for planned in (8, MANY_SHORT):
@@ -122,8 +122,7 @@ def served_plans():
                 if plan.family == "resident_block":  # rows that follow each other
                     yield name, with_workspace(replace(plan, ctas=2)), scores, call, False
                 if width == 9001:
-                    spill = 256 if plan.family in QUEUED else 0
-                    yield name, small_storage(plan, 256, spill), scores, call, number == 0
+                    yield name, overflowing(plan), scores, call, number == 0
 
 
 def compiled():

@@ -14,8 +14,7 @@ from functools import partial
 import torch
 
 from gpu import material, runner, served
-from gpu.variants import VARIANTS, Variant, small_storage
-from ksieve.planning.families import QUEUED
+from gpu.variants import VARIANTS, Variant, overflowing
 
 SHAPES = (
     # width, k, rows of each value family, base offset, row padding
@@ -34,7 +33,7 @@ def case(variant: Variant, scores, call, k: int, *, stats: bool = False, tiny: b
     """What is wrong with a call, and with its statistics."""
     plan = runner.plan_for(variant, scores, k)
     if tiny:
-        plan = small_storage(plan, 256, 256 if plan.family in QUEUED else 0)
+        plan = overflowing(plan)
     ready = served.Served(plan, scores, call)
     return served.check(ready) + (served.compare_stats(ready) if stats else [])
 

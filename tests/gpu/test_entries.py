@@ -18,8 +18,8 @@ from cases import pairwise
 from entry_calls import AXES, built, columns_of
 from gpu import runner, served
 from gpu.served import Asked, Served
-from gpu.test_options import ALL_NAMES, asked, device_call, overflowing, possible_plan
-from gpu.variants import Variant
+from gpu.test_options import ALL_NAMES, asked, device_call, possible_plan
+from gpu.variants import Variant, overflowing
 from harness import to_cuda
 from ksieve.planning.memory import sort_slots, with_workspace
 

@@ -17,10 +17,9 @@ import cases
 import ksieve
 from gpu import material, runner, served
 from gpu.served import Asked, Served, same_bytes
-from gpu.variants import ALL, VARIANTS, small_storage
+from gpu.variants import ALL, VARIANTS, overflowing
 from harness import to_cuda
 from ksieve.core.errors import ArgumentError
-from ksieve.planning.families import QUEUED
 
 pytestmark = pytest.mark.gpu
 
@@ -122,10 +121,6 @@ def asked(name, scores, k, calls, **more):
 def forced(name, scores, k, calls, **more):
     """Cases of these calls, all of which the family has to take."""
     return [Asked(served.plan_for(ALL[name], scores, k, call), scores, call, **more) for call in calls]
-
-
-def overflowing(plan):
-    return small_storage(plan, 256, 256 if plan.family in QUEUED else 0)
 
 
 def kernels():

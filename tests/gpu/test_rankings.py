@@ -15,8 +15,7 @@ import torch
 from gpu import material, runner, served
 from gpu.served import Asked
 from gpu.test_narrow import bits_of, hard_rows
-from gpu.variants import ALL, possible, small_storage
-from ksieve.planning.families import QUEUED
+from gpu.variants import ALL, overflowing, possible
 
 pytestmark = pytest.mark.gpu
 
@@ -74,8 +73,7 @@ def test_every_family(name, dtype, ranking, k, width, tally):
         plan = served.plan_for(ALL[name], scores, k, call)
         cases.append(Asked(plan, scores, call | given, runs=1))
         if ALL[name].policy is not None and not given:
-            spill = 256 if plan.family in QUEUED else 0
-            cases.append(Asked(small_storage(plan, 512, spill), scores, call, runs=1))
+            cases.append(Asked(overflowing(plan, 512), scores, call, runs=1))
     served.judge(tally, name, cases)
 
 

@@ -11,10 +11,9 @@ import torch
 
 from gpu import material, runner, served
 from gpu.served import Asked
-from gpu.variants import VARIANTS, Variant, possible, small_storage
+from gpu.variants import VARIANTS, Variant, overflowing, possible
 from ksieve.core.policy import QUADS_16, SamplingPolicy
 from ksieve.core.stats import Route
-from ksieve.planning.families import QUEUED
 from ksieve_lab.workloads.producers import PRODUCERS
 
 pytestmark = pytest.mark.gpu
@@ -54,10 +53,6 @@ def kernels():
     shape, asked = (len(material.NAMES), 9000, 300), {"pitch": 9001}
     for variant, dtype in itertools.product(VARIANTS.values(), NARROW):
         yield from ((p, True) for p in possible(variant, *shape, dtype=dtype, **asked))
-
-
-def overflowing(plan):
-    return small_storage(plan, 256, 256 if plan.family in QUEUED else 0)
 
 
 def rows_for(variant, width, k):

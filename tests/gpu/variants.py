@@ -17,6 +17,7 @@ from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
 from ksieve.planning.cuda import one_cta
+from ksieve.planning.families import QUEUED
 from ksieve.planning.length_bins import launches
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.plan import Plan
@@ -116,6 +117,11 @@ def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:
         samples = plan.problem.width // plan.policy.stride + plan.policy.group - plan.columns * plan.threads
         shared = max(shared, -(-samples // 256) * 256)
     return with_workspace(replace(plan, capacity=shared + spill, shared_capacity=shared))
+
+
+def overflowing(plan: Plan, shared: int = 256) -> Plan:
+    """The same with a spill for as many where the family has one."""
+    return small_storage(plan, shared, 256 if plan.family in QUEUED else 0)
 
 
 def crowded(variant: Variant, planned: int, rows: int, width: int, k: int, *, ctas: int, **options: Any) -> Plan:
