@@ -245,8 +245,9 @@ def test_the_device_of_the_host_has_two_names():
 
 def test_a_k_of_another_library_or_shape():
     torch = pytest.importorskip("torch")
-    with pytest.raises(ArgumentError, match="k: got an array of torch; takes an array of numpy"):
-        Running(2, torch.ones(2, dtype=torch.int32), 4, max_k=3)
+    running = Running(2, torch.tensor([1, 2], dtype=torch.int32), 4, max_k=3)
+    running.push(np.tile(np.float32([4, 1, 3, 2]), (2, 1)), 0)
+    assert running.finish(sorted=True).tolist() == [[0, -1, -1], [0, 2, -1]]
     with pytest.raises(ArgumentError, match=r"k: got shape \(3,\); takes shape \(2,\)"):
         Running(2, np.ones(3, np.int32), 4, max_k=3)
 

@@ -12,8 +12,7 @@ from ksieve.core import problem
 from ksieve.core.arrays import Device, inspect, is_array
 from ksieve.core.errors import ArgumentError, BackendError, shown
 from ksieve.core.keys import widen
-from ksieve.core.options import Nan, Options, TieBreak, dtype_text
-from ksieve.core.ranking import Ranking
+from ksieve.core.options import Options, dtype_text
 
 OUTPUTS = (
     "out", "values_out", "raw_out", "counts_out", "return_values", "return_raw", "sorted", "index_dtype", "page_table",
@@ -42,60 +41,26 @@ class Best:
 
     Tiles are selected from, and then what was selected is merged with the best so far: two calls of `ksieve.topk`.
 
-    Parameters
-    ----------
-    rows : int
-    k, max_k
-        As of `ksieve.streaming.Running`.
-    dtype, device, largest, nan, tie_break, deterministic
-        As of `ksieve.streaming.Running`.
-
-    Attributes
-    ----------
-    cutoff : array of float32, shape (rows,)
-        As of `ksieve.streaming.Running`.
-    xp : module
-        NumPy or PyTorch, whichever the arrays are of.
-    place : dict
-        Keyword arguments of `xp` that make an array on the device.
-    device : Device
-    nothing, everything : float
-        Cutoffs that no score but infinities reaches, and that all reach.
+    `rows`, `k`, `max_k`, `dtype`, `device`, `cutoff`: as of `ksieve.streaming.Running`. `options`: of the selection.
+    `xp`: NumPy or PyTorch, whichever the arrays are of. `place`: its keyword arguments for an array on the device.
+    `nothing`, `everything`: cutoffs that no score but infinities reaches, and that all reach.
     """
 
     ROOM = 1
     """Slots of a list behind those of the best so far, in units of k."""
 
-    def __init__(
-        self,
-        rows: Any,
-        k: Any,
-        max_k: Any,
-        dtype: Any,
-        device: Any,
-        *,
-        largest: bool,
-        nan: Nan,
-        tie_break: TieBreak | None,
-        deterministic: bool,
-    ) -> None:
+    def __init__(self, rows: Any, k: Any, max_k: Any, dtype: Any, device: Any, options: Options) -> None:
         self.rows = problem.check_size(rows, "rows")
         self.per_row = is_array(k)
         self.k = problem.check_k(max_k, "max_k") if self.per_row else problem.check_k(k)
         if not self.per_row and max_k is not None:
             raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")
-        self.own_k = k
+        self.options = options
         name = dtype_text(dtype)
         name = "bfloat16" if name == "uint16" else name
         if not isinstance(name, str) or name not in problem.SCORE_DTYPES:
             raise ArgumentError("dtype", shown(dtype), f"one of {list(problem.SCORE_DTYPES)}")
         self.dtype: str = name
-        if not isinstance(deterministic, bool):
-            raise ArgumentError("deterministic", shown(deterministic), "True or False")
-        self.ranking: dict[str, Any] = {"largest": largest, "nan": nan}
-        if tie_break is not None or deterministic:
-            self.ranking["tie_break"] = "low" if tie_break is None else tie_break
-        self._deterministic = deterministic
         self.xp: ModuleType = np
         self.place: dict[str, Any] = {}
         where = problem.parse_device(device)
@@ -106,13 +71,9 @@ class Best:
         self.cutoff = self.empty((self.rows,), "float32")
         self.device: Device = inspect(self.cutoff, "device").device
         if self.per_row:
-            info = inspect(k, "k")
-            problem.check_vector(info, "k", ((self.rows,),), self.device)
-            if info.library != self.library:
-                raise ArgumentError(
-                    "k", f"an array of {info.library}", f"an array of {self.library}, as the scores are"
-                )
-        self.nothing, self.everything = (np.inf, -np.inf) if largest else (-np.inf, np.inf)
+            problem.check_vector(inspect(k, "k"), "k", ((self.rows,),), self.device)
+            self.own_k = self.xp.asarray(k)
+        self.nothing, self.everything = -options.fill, options.fill
         self.reset()
         self.merge(0)  # refuses what topk refuses, and loads its kernels
 
@@ -120,11 +81,6 @@ class Best:
         slots = (1 + self.ROOM) * self.k
         self._values = [self.empty((self.rows, slots), self.dtype) for _ in range(2)]
         self._places = [self.empty((self.rows, slots), "int32") for _ in range(2)]
-
-    @property
-    def kind(self) -> Ranking:
-        """The ranking by its name."""
-        return Options(largest=self.ranking["largest"], nan=self.ranking["nan"]).ranking
 
     @property
     def library(self) -> str:
@@ -153,26 +109,24 @@ class Best:
         clip = {name: self.xp.clip(array, first, first + width) - first for name, array in windows.items()}
         return {name: self.xp.asarray(array, dtype=self.xp.int32) for name, array in clip.items()}
 
-    def take(self, tile: Any, first: int, windows: dict[str, Any], block_size: int = 1, num_rows: Any = None) -> None:
+    def take(self, tile: Any, first: int, windows: dict[str, Any], num_rows: Any = None) -> None:
         """Take a tile into account; `windows` are from `within`, by their names in `ksieve.topk`."""
-        self._first[:] = first // block_size
-        count = min(self.k, -(-tile.shape[1] // block_size))
+        size = self.options.block_size
+        self._first[:] = first // size
+        count = min(self.k, -(-tile.shape[1] // size))
         values, places = self.room(count)
-        blocks = {"block_size": block_size} if block_size > 1 else {}
-        select: Any = api.topk
-        select(
-            tile, offsets=self._first, out=places, values_out=values, num_rows=num_rows,
-            **self.slots(count), **windows, **self.ranking, **blocks,
+        self.select(
+            tile, count, offsets=self._first, out=places, values_out=values, num_rows=num_rows, block_size=size,
+            **windows,
         )  # fmt: skip
         self.merge(count, num_rows)
 
     def merge(self, count: int, num_rows: Any = None) -> None:
         """Select among the best so far and those in `room`."""
         taken = slice(0, self.k + count)
-        select: Any = api.topk
-        select(
-            self._values[0][:, taken], positions=self._places[0][:, taken], out=self._places[1][:, : self.k],
-            values_out=self._values[1][:, : self.k], num_rows=num_rows, **self.slots(self.k), **self.ranking,
+        self.select(
+            self._values[0][:, taken], self.k, positions=self._places[0][:, taken], out=self._places[1][:, : self.k],
+            values_out=self._values[1][:, : self.k], num_rows=num_rows,
         )  # fmt: skip
         self._values.reverse()
         self._places.reverse()
@@ -198,9 +152,12 @@ class Best:
         """Scores as float32."""
         return widen(scores) if self.xp is np else scores.float()
 
-    def slots(self, most: int) -> dict[str, Any]:
-        """Arguments k and max_k of a call with `most` slots."""
-        return {"k": self.own_k, "max_k": most} if self.per_row else {"k": most}
+    def select(self, scores: Any, most: int, lengths: Any = None, rows: Any = _ALL, **more: Any) -> Any:
+        """`ksieve.topk` of scores of some rows, with `most` slots and further arguments."""
+        topk: Any = api.topk  # mypy cannot choose an overload for a mapping
+        slots = {"k": self.own_k[rows], "max_k": most} if self.per_row else {"k": most}
+        how = {"largest": self.options.largest, "nan": self.options.nan, "tie_break": self.options.tie_break}
+        return topk(scores, lengths, **slots, **how, **more)
 
     @property
     def usual_capacity(self) -> int:
@@ -221,10 +178,7 @@ class Best:
         pushed to.
         """
         values, places = self.room(self.k)
-        select: Any = api.topk
-        select(
-            scores, counts, positions=positions, out=places, values_out=values, **self.slots(self.k), **self.ranking
-        )  # fmt: skip
+        self.select(scores, self.k, counts, positions=positions, out=places, values_out=values)
         worst = self.worst(values)
         places[~held] = -1
         self.merge(self.k)
@@ -232,13 +186,12 @@ class Best:
 
     def finish(self, **outputs: Any) -> Any:
         """Return the best so far as `ksieve.topk` returns them."""
-        values, places = self._values[0][:, : self.k], self._places[0][:, : self.k]
-        return self._finish(values, places, None, outputs)
+        return self._finish(self._values[0][:, : self.k], self._places[0][:, : self.k], None, outputs)
 
     def _finish(self, values: Any, places: Any, lengths: Any, outputs: dict[str, Any]) -> Any:
         """Select among scores of some lengths, with positions."""
         for name in outputs:
             if name not in OUTPUTS:
                 raise ArgumentError(name, shown(outputs[name]), f"only {', '.join(OUTPUTS)} in finish")
-        how, select = self.ranking | {"deterministic": self._deterministic}, api.topk
-        return select(values, lengths, positions=places, **self.slots(self.k), **how, **outputs)
+        fixed = self.options.deterministic
+        return self.select(values, self.k, lengths, positions=places, deterministic=fixed, **outputs)

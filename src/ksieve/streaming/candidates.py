@@ -137,7 +137,7 @@ class Candidates:
         select: Any = api.topk
         _, values = select(
             samples, xp.asarray(self._valid, dtype=xp.int32), k=self._ranks, sorted="value", return_values=True,
-            **best.ranking,
+            largest=best.options.largest, nan=best.options.nan,
         )  # fmt: skip
         ordered = self._ordered[:, :-1]
         ordered[:] = best.bound(best.widened(values))
@@ -209,7 +209,7 @@ class Candidates:
             n = min(max(int(counts[r]), 0), self.capacity)
             listed, places = scores[r, :n], positions[r, :n]
             reaches = listed >= cutoff[r] if best.everything < 0 else listed <= cutoff[r]
-            if best.kind == "nan_first":
+            if best.options.ranking == "nan_first":
                 reaches |= np.isnan(listed)
             wrong = {
                 f"counts {counts[r]}": not 0 <= counts[r] <= (length[r] if left[r] else 0),

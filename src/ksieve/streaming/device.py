@@ -45,7 +45,7 @@ class DeviceBest(Best):
         """The bounds as they are: the kernel clips them to the tile."""
         return windows
 
-    def take(self, tile: Any, first: int, windows: dict[str, Any], block_size: int = 1, num_rows: Any = None) -> None:
+    def take(self, tile: Any, first: int, windows: dict[str, Any], num_rows: Any = None) -> None:
         """Take a tile into account; `windows` are from `within`, by their names in `ksieve.topk`."""
         self._launch(tile, first, windows.get("starts"), windows.get("ends", windows.get("lengths")), num_rows)
 
@@ -74,8 +74,7 @@ class DeviceBest(Best):
 
     def finish(self, **outputs: Any) -> Any:
         """Return the best so far as `ksieve.topk` returns them."""
-        values, places = self._values[0], self._places[0]
-        return self._finish(values, places, self._held, outputs)
+        return self._finish(self._values[0], self._places[0], self._held, outputs)
 
     def _bound_rows(self, rows: Any = _ALL) -> None:
         """Take over what a merge has written, and rewrite what bounds the rows."""
@@ -88,8 +87,8 @@ class DeviceBest(Best):
         self, tile: Any = None, first: int = 0, starts: Any = None, ends: Any = None, num_rows: Any = None, *,
         flags: int = 0,
     ) -> None:  # fmt: skip
-        ties = self.ranking.get("tie_break")
-        flags |= keep.TIES * (ties is not None) | keep.HIGH_FIRST * (ties == "high")
+        ties = self.options.tie_break
+        flags |= keep.TIES * (ties != "any") | keep.HIGH_FIRST * (ties == "high")
         flags |= keep.LONG_STARTS * _is_long(starts) | keep.LONG_ENDS * _is_long(ends)
         rows = self.rows
         if num_rows is not None and not hasattr(num_rows, "data_ptr"):
@@ -101,7 +100,8 @@ class DeviceBest(Best):
         index, stream = self._place()
         keep.launch(
             (*(0 if array is None else array.data_ptr() for array in given), pitch, width, first, self.k,
-             self._capacity, flags, 0), rows, dtype=self.dtype, index=index, stream=stream, ranking=self.kind,
+             self._capacity, flags, 0), rows, dtype=self.dtype, index=index, stream=stream,
+            ranking=self.options.ranking,
         )  # fmt: skip
 
     def _place(self) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import api
 from ksieve.core.arrays import as_numpy
 from ksieve.core.keys import NAN_KEY, order_key, widen
 from ksieve.core.ranking import ranked
@@ -42,10 +41,10 @@ class HostBest(Best):
         self._settle(self._held > 0)
         return super().finish(**outputs)
 
-    def take(self, tile: Any, first: int, windows: dict[str, Any], block_size: int = 1, num_rows: Any = None) -> None:
+    def take(self, tile: Any, first: int, windows: dict[str, Any], num_rows: Any = None) -> None:
         """Take a tile into account; `windows` are bounds within it, by their names in `ksieve.topk`."""
-        if block_size > 1:
-            super().take(tile, first, windows, block_size, num_rows)
+        if self.options.block_size > 1:
+            super().take(tile, first, windows, num_rows)
             return
         from ksieve.backends.cpu.keeping import keep  # Numba is loaded by the first call
 
@@ -58,10 +57,10 @@ class HostBest(Best):
         scores, (values, places), counts = as_numpy(tile), self._lists(), self._held.copy()
         lists = values[:, self.k :], places[:, self.k :]
         most = self.k + self.k // 4  # a second tile has about k
-        keep(scores, begins, lengths, first, self._bounds, *lists, counts, most, self.kind)
+        keep(scores, begins, lengths, first, self._bounds, *lists, counts, most, self.options.ranking)
         overfull = (counts > self.ROOM * self.k) | (counts > self._held + most)
         if overfull.all():
-            super().take(tile, first, windows, num_rows=num_rows)
+            super().take(tile, first, windows, num_rows)
             return
         self._held = np.where(overfull, self._held, counts)
         if overfull.any():
@@ -72,11 +71,10 @@ class HostBest(Best):
     def _select(self, rows: I64, scores: NDArray[Any], begins: I64, ends: I64, first: int) -> None:
         """Append the k best scores of some rows of a tile."""
         count = min(self.k, scores.shape[1])
-        select: Any = api.topk
         begins, ends = begins.astype(np.int32), ends.astype(np.int32)
-        chosen, best = select(
-            scores[rows], starts=begins[rows], ends=ends[rows], offsets=np.full(len(rows), first, np.int32),
-            return_values=True, **self._slots_of(rows, count), **self.ranking,
+        chosen, best = self.select(
+            scores[rows], count, rows=rows, starts=begins[rows], ends=ends[rows],
+            offsets=np.full(len(rows), first, np.int32), return_values=True,
         )  # fmt: skip
         values, places = self._lists()
         slots = self.k + self._held[rows, None] + np.arange(count)
@@ -89,11 +87,10 @@ class HostBest(Best):
             return
         (rows,), (values, places) = np.nonzero(which), self._lists()
         ends = self.k + self._held[rows]
-        select: Any = api.topk
-        chosen, best = select(
-            values[rows, : ends.max()], ends, positions=places[rows, : ends.max()], return_values=True,
-            **self._slots_of(rows, self.k), **self.ranking,
-        )  # fmt: skip
+        most = ends.max()
+        chosen, best = self.select(
+            values[rows, :most], self.k, ends, rows, positions=places[rows, :most], return_values=True
+        )
         values[rows, : self.k], places[rows, : self.k] = best, chosen
         self._held[rows] = 0
         self._bound_rows(rows)
@@ -105,7 +102,7 @@ class HostBest(Best):
         bits = as_numpy(self.cutoff)[rows].view(np.uint32)
         wide = bits.view(np.float32)
         cutoffs = (bits >> 16).astype(np.uint16) if self.dtype == "bfloat16" else wide.astype(self.dtype)
-        ties = "tie_break" in self.ranking  # without one, an equal score is not needed where there are k
+        ties = self.options.tie_break != "any"  # without one, an equal score is not needed where there are k
         self._bounds[rows] = self._keys(cutoffs) - np.uint32(not ties)
         # A cutoff of zero may stand for subnormal scores, in a flush-to-zero mode; an infinite one, for fewer than k.
         size = bits & np.uint32(0x7FFFFFFF)
@@ -121,11 +118,7 @@ class HostBest(Best):
 
     def _keys(self, scores: NDArray[Any]) -> NDArray[np.uint32]:
         """Ordered keys of the ranked scores."""
-        return order_key(widen(ranked(scores, self.kind)))
+        return order_key(widen(ranked(scores, self.options.ranking)))
 
     def _lists(self) -> tuple[NDArray[Any], NDArray[np.int32]]:
         return as_numpy(self._values[0]), as_numpy(self._places[0])
-
-    def _slots_of(self, rows: I64, most: int) -> dict[str, Any]:
-        """Arguments k and max_k of a call with some of the rows."""
-        return {"k": as_numpy(self.own_k)[rows], "max_k": most} if self.per_row else {"k": most}

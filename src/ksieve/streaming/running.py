@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from ksieve.core import problem
+from ksieve.core.arguments import resolve
 from ksieve.core.arrays import ArrayInfo, inspect
 from ksieve.core.errors import ArgumentError, refuse_at_exit
-from ksieve.core.options import INTEGERS, MAX_BLOCK, Nan, TieBreak
+from ksieve.core.options import INTEGERS, Nan, TieBreak
 from ksieve.streaming.best import Best
 from ksieve.streaming.host import HostBest
 
@@ -96,13 +97,13 @@ class Running:
     ) -> None:
         refuse_at_exit()
         self.max_tile = problem.check_size(max_tile, "max_tile", 1)
-        self.block_size = problem.check_size(block_size, "block_size", 1, MAX_BLOCK, "the largest block")
+        how = {"largest": largest, "nan": nan, "tie_break": tie_break, "deterministic": deterministic}
+        options = resolve(how | {"block_size": block_size}, None)
+        self.block_size = options.block_size
         if self.block_size > self.max_tile:
             takes = f"at least block_size, {self.block_size}: tiles begin at whole blocks"
             raise ArgumentError("max_tile", self.max_tile, takes)
-        self._best = self._lists_of(device, k if max_k is None else max_k)(
-            rows, k, max_k, dtype, device, largest=largest, nan=nan, tie_break=tie_break, deterministic=deterministic
-        )
+        self._best = self._lists_of(device, k if max_k is None else max_k)(rows, k, max_k, dtype, device, options)
         self.cutoff = self._best.cutoff
         self._forget()
 
@@ -172,7 +173,7 @@ class Running:
             problem.check_vector(inspect(array, name), name, ((best.rows,),), best.device, INTEGERS)
         if num_rows is not None and not problem.is_int(num_rows):
             problem.check_vector(inspect(num_rows, "num_rows"), "num_rows", ((1,), ()), best.device)
-        best.take(tile, first, best.within(windows, first, width), self.block_size, num_rows)
+        best.take(tile, first, best.within(windows, first, width), num_rows)
         self._pushed.insert(bisect_left(self._pushed, (first, first)), (first, first + width))
         if width % self.block_size:
             self._end = first + width
