@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
 import ksieve
 from ksieve import ArgumentError
-from ksieve.cli.app import main
 from ksieve.files import stream
 from ksieve.files.columns import JoinedColumns
 from ksieve_lab.captures.format import open_capture
@@ -78,19 +76,15 @@ def test_captures_of_the_same_rows(tmp_path, dtype):
     check(found, parts)
 
 
-def test_select_next(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "300")
+def test_select_next(tmp_path, run):
     parts = matrices()
     first, *others = write(tmp_path, parts)
 
-    def run(command, *words):
-        monkeypatch.setattr(sys, "argv", ["ksieve", command, str(first), *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code or 0, *capsys.readouterr()
-
     def select(*words):
-        return run("select", *words)
+        return run("select", first, *words)
+
+    def verify(*words):
+        return run("verify", first, *words)
 
     further = [word for path in others for word in ("--next", path)]
     code, out, _ = select(*further, "--out", tmp_path / "found.npy")
@@ -98,16 +92,16 @@ def test_select_next(tmp_path, monkeypatch, capsys):
     assert f"selected k={K} of {ROWS} rows x {sum(WIDTHS):,} on cpu" in out
     found = np.load(tmp_path / "found.npy")
     check(found, parts)
-    code, out, err = run("verify", tmp_path / "found.npy", *further)
+    code, out, err = verify(tmp_path / "found.npy", *further)
     assert (code, f"exact: all {ROWS} rows checked" in out) == (0, True), out + err
     # A position behind the valid scores of the first capture, in front of those of the second.
     row = next(r for r, valid in enumerate(parts[0][1]) if 5 < valid < WIDTHS[0])
     found[row, 0] = parts[0][1][row]
     np.save(tmp_path / "wrong.npy", found)
-    code, out, _ = run("verify", tmp_path / "wrong.npy", *further)
+    code, out, _ = verify(tmp_path / "wrong.npy", *further)
     assert (code, f"NOT exact: 1 of {ROWS} rows failed" in out) == (1, True), out
-    assert run("verify", tmp_path / "found.npy", *further[:2])[0] == 1, "in another order, or not all of them"
-    code, _, err = run("verify", tmp_path / "found.npy", "--next", tmp_path / "none.safetensors")
+    assert verify(tmp_path / "found.npy", *further[:2])[0] == 1, "in another order, or not all of them"
+    code, _, err = verify(tmp_path / "found.npy", "--next", tmp_path / "none.safetensors")
     assert (code, "none.safetensors: no such file" in err) == (2, True)
     code, out, _ = select(*further, "--json")
     assert (code, json.loads(out)["next"]) == (0, [str(path) for path in others])
