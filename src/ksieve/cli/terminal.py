@@ -161,7 +161,7 @@ def table(
 
     `rows`: one text per column. `texts`: columns of text, left-aligned too.
     """
-    grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for position, column in enumerate(columns):
         justify: Literal["left", "right"] = "left" if position == 0 or column in texts else "right"
         grid.add_column(Text(safe(column)), justify=justify, header_style="bold", overflow="fold")
