@@ -74,7 +74,7 @@ CUDA   ?=
 SAMPLE ?=
 ifeq ($(CUDA),12)
 cubins: $(VENV)-cuda12/.installed
-	@$(VENV)-cuda12/bin/python scripts/spills.py --only "$(ONLY)" $(if $(SAMPLE),--sample) $(if $(UPDATE),--update)
+	@$(VENV)-cuda12/bin/python scripts/cubins.py --spills --only "$(ONLY)" $(if $(SAMPLE),--sample) $(if $(UPDATE),--update)
 else
 cubins: $(VENV)/.with-dev $(VENV)/.with-cuda  ## compile changed kernels without a GPU, compare with tests/data/cubins.json
 	@$(BIN)/python scripts/cubins.py --only "$(ONLY)" $(if $(UPDATE),--update) $(if $(WHOLE),--whole) \

@@ -20,6 +20,10 @@ as with another compiler, all are.
 
 Code is compared with that of the same NVRTC alone, which the list names: another one compares nothing, says so and
 exits 0. The list lies with the tests, because it is what a check expects and not a measurement.
+
+With ``--spills`` (``make cubins CUDA=12``) nothing is compared: another NVRTC only has to compile every kernel of the
+list, within the registers and the shared memory of its plan. What it cannot is listed by version in
+tests/data/spills.json, and anything else fails.
 """
 
 from __future__ import annotations
@@ -29,17 +33,19 @@ import hashlib
 import io
 import json
 import math
-import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import kernel_inputs
 from canonical_ptx import canonical
 from kernel_inputs import inputs_of
+from rich.console import Console
+from rich.progress import track
 
 from ksieve.backends.cuda.jit import build
 from ksieve.backends.cuda.jit import compile as compiler
@@ -50,6 +56,7 @@ from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
 LIST = Path(__file__).parent.parent / "tests" / "data" / "cubins.json"
+SPILLS = LIST.with_name("spills.json")
 PROBLEM = ("arch", "rows", "width", "k", "dtype", "options", "family", "policy", "stats", "leading", "launch")
 """Fields of a record that say which kernel is meant; those from ``dtype`` on are left out where they are plain.
 ``launch`` counts the kernels of a problem that takes several."""
@@ -61,6 +68,7 @@ ORDER, CHANGED = "same PTX, functions in another order", "CHANGED"
 STATIC = re.compile(r"^(?!\.extern).*(?<!\S)\.shared\b", re.M)
 """Declaration of shared memory in PTX that `KernelSpec.shared_bytes` does not count."""
 
+T = TypeVar("T")
 Record = dict[str, Any]
 Kernels = dict[KernelSpec, tuple[Record, Plan]]
 """Kernels of a list, with their records and plans."""
@@ -98,15 +106,11 @@ def kernel_of(record: Record) -> tuple[KernelSpec, Plan]:
 def serving() -> dict[KernelSpec, Record]:
     """Every kernel that `ksieve build` compiles, as records without hashes."""
     found: dict[KernelSpec, Record] = {}
-    for arch in ARCHITECTURES:
-        device = build.device_of_arch(arch)
-        for rows in build.SERVING_ROWS:
-            for width in build.SERVING_WIDTHS:
-                for k in build.SERVING_RANKS:
-                    made = build.needed(device, rows=[rows], widths=[width], ranks=[k])
-                    for launch, spec in enumerate(made):
-                        record = {"arch": arch, "rows": rows, "width": width, "k": k}
-                        found.setdefault(spec, (record | {"launch": launch} if launch else record) | {"serving": True})
+    problems = product(ARCHITECTURES, build.SERVING_ROWS, build.SERVING_WIDTHS, build.SERVING_RANKS)
+    for arch, rows, width, k in problems:
+        for launch, spec in enumerate(build.needed(build.device_of_arch(arch), rows=[rows], widths=[width], ranks=[k])):
+            record = {"arch": arch, "rows": rows, "width": width, "k": k} | ({"launch": launch} if launch else {})
+            found.setdefault(spec, record | {"serving": True})
     return found
 
 
@@ -254,51 +258,47 @@ def renewed(records: Iterable[Record]) -> list[Record]:
     return sorted(made.values(), key=lambda r: (order[r["arch"]], not r.get("serving"), r["rows"], r["width"], r["k"]))
 
 
-def write(path: Path, version: str, records: Sequence[Record]) -> None:
-    """Write a list, one line per kernel, so that a difference of two lists reads as one of kernels."""
-    fields = (*PROBLEM, "serving", *FACTS, *HASHES)
-    lines = ",\n".join(json.dumps({name: record[name] for name in fields if name in record}) for record in records)
-    atomic.write_text(path, f'{{"nvrtc": "{version}",\n"kernels": [\n{lines}\n]}}\n')
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Compare the kernels with the list, or rewrite it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--update", action="store_true", help="rewrite the list")
     parser.add_argument("--whole", action="store_true", help="compile all kernels in full")
-    parser.add_argument("--list", type=Path, default=LIST, help="the list (default: tests/data/cubins.json)")
     parser.add_argument("--add", type=Path, help="with --update: also list the problems of this file, and remove it")
     parser.add_argument("--only", default="", help="compare only kernels whose line contains this, e.g. 'sm_90a 1x'")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per CPU)")
-    asked = parser.parse_args(argv)
-    if asked.update and asked.only:
-        parser.error("--update rewrites the whole list: leave out --only")
+    parser.add_argument("--spills", action="store_true", help="compile with another NVRTC, and list what it spills")
+    parser.add_argument("--sample", action="store_true", help="with --spills: one kernel of each source, dtype and GPU")
+    asked = parser.parse_args()
+    if asked.update and (asked.only or asked.sample):
+        parser.error("--update rewrites the whole list: leave out --only and --sample")
     if asked.add and not asked.update:
         parser.error("--add takes --update")
-    text = json.loads(asked.list.read_text(encoding="utf-8"))
+    text = json.loads(LIST.read_text(encoding="utf-8"))
     added = json.loads(asked.add.read_text(encoding="utf-8")) if asked.add else []
-    records = renewed([*text["kernels"], *added]) if asked.update else text["kernels"]
-    kernels, wrong = resolve(records)
+    rewrites = asked.update and not asked.spills
+    kernels, wrong = resolve(renewed([*text["kernels"], *added]) if rewrites else text["kernels"])
+    kernels = sample(kernels, dtypes=True) if asked.sample else kernels
     kernels = {spec: made for spec, made in kernels.items() if asked.only in title(made[0])}
     if not kernels:
         parser.error(f"no kernel's line contains {asked.only!r}")
     try:
         version = kernel_inputs.release()
-        if version != text["nvrtc"] and not asked.update:
-            print(f"cubins: not compared: the list is of NVRTC {text['nvrtc']}, and this is {version}")
-            return 0
         print(f"cubins: {len(kernels)} kernels, NVRTC {version}", flush=True)
-        found = compiled(kernels, asked.jobs, whole=asked.whole or version != text["nvrtc"])
+        if asked.spills:
+            return spills(kernels, wrong, update=asked.update)
+        if version != text["nvrtc"] and not asked.update:
+            print(f"cubins: not compared: the list is of NVRTC {text['nvrtc']}")
+            return 0
+        found = compiled(kernels, whole=asked.whole or version != text["nvrtc"])
     except KsieveError as error:
         print(f"cubins: {error}", file=sys.stderr)
         return 1
-    status = report(kernels, found, wrong, asked.list if asked.update else None, version)
+    status = report(kernels, found, wrong, update=asked.update)
     if asked.add:
         asked.add.unlink()
     return status
 
 
-def compiled(kernels: Kernels, jobs: int, *, whole: bool) -> dict[KernelSpec, Record]:
+def compiled(kernels: Kernels, *, whole: bool) -> dict[KernelSpec, Record]:
     """Compile kernels in several processes: all of them as a whole, or a sample, and as far as needed the others.
 
     Raises
@@ -306,15 +306,15 @@ def compiled(kernels: Kernels, jobs: int, *, whole: bool) -> dict[KernelSpec, Re
     BackendError
         If one of them does not compile; the others are not waited for.
     """
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor() as pool:
         try:
             first = kernels if whole else sample(kernels)
-            found = dict(progress(first, pool.map(measured, first, plans(first))))
+            found = done(first, pool.map(measured, first, plans(first)))
             rest = {spec: made for spec, made in kernels.items() if spec not in first}
             if any(other_compiler(record, found[spec]) for spec, (record, _) in first.items()):
-                return found | dict(progress(rest, pool.map(measured, rest, plans(rest))))
+                return found | done(rest, pool.map(measured, rest, plans(rest)))
             asked = [record for record, _ in rest.values()]
-            return found | dict(progress(rest, pool.map(compared, rest, plans(rest), asked)))
+            return found | done(rest, pool.map(compared, rest, plans(rest), asked))
         except KsieveError:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -334,21 +334,43 @@ def plans(kernels: Kernels) -> list[Plan]:
     return [plan for _, plan in kernels.values()]
 
 
-def progress(kernels: Kernels, done: Iterable[Record]) -> Iterator[tuple[KernelSpec, Record]]:
-    """Kernels with what was found of them; on a terminal, print how many are done."""
-    for count, pair in enumerate(zip(kernels, done, strict=True), 1):
-        if sys.stderr.isatty():
-            print(f"\r{count} of {len(kernels)}", end="\r", file=sys.stderr, flush=True)
-        yield pair
+def done(kernels: Kernels, results: Iterable[T]) -> dict[KernelSpec, T]:
+    """Kernels with what was found of them; a terminal shows how many are done."""
+    console = Console(stderr=True)
+    shown = track(results, "", len(kernels), console=console, transient=True, disable=not console.is_terminal)
+    return dict(zip(kernels, shown, strict=True))
 
 
-def report(
-    kernels: Kernels,
-    found: dict[KernelSpec, Record],
-    wrong: list[str],
-    target: Path | None,
-    version: str,
-) -> int:
+def faults_of(spec: KernelSpec, plan: Plan) -> list[str]:
+    """Compile a kernel; what keeps it from running as planned, or why it does not compile."""
+    try:
+        cubin = compiler.compile_kernel(spec, compiler.shipped_sources())
+    except KsieveError as error:
+        return [f"does not compile: {error}"]
+    return build.shortcomings(plan, spec, cubin.resources)
+
+
+def spills(kernels: Kernels, wrong: list[str], *, update: bool) -> int:
+    """Compile the kernels, and compare their faults with those that are known of this NVRTC, or list them."""
+    version = compiler.compiler_version().removeprefix("nvrtc ")
+    lists = json.loads(SPILLS.read_text(encoding="utf-8")) if SPILLS.exists() else {}
+    with ProcessPoolExecutor() as pool:
+        found = done(kernels, pool.map(faults_of, kernels, plans(kernels)))
+    faulty = {title(kernels[spec][0]): faults for spec, faults in found.items() if faults}
+    news = {line for line, faults in faulty.items() if lists.get(version, {}).get(line) != faults}
+    for line, faults in faulty.items():
+        print(f"  {line}: {'; '.join(faults)}{'  NEW' if line in news else ''}")
+    print(f"{len(kernels) - len(faulty)} of {len(kernels)} run as planned")
+    print(*(f"wrong: {line}" for line in wrong), sep="\n", end="\n" if wrong else "")
+    if update:
+        atomic.write_text(SPILLS, json.dumps(lists | {version: faulty}, indent=1) + "\n")
+    elif news or wrong:
+        print("spills: if this is meant, update the list and say why in the commit")
+        return 1
+    return 0
+
+
+def report(kernels: Kernels, found: dict[KernelSpec, Record], wrong: list[str], *, update: bool) -> int:
     """Print the result of every kernel; write the list with --update, else return 1 if a kernel changed."""
     groups: dict[str, list[str]] = {SAME: [], INPUTS: [], PTX: [], ORDER: [], CHANGED: []}
     for spec, (record, _) in kernels.items():
@@ -360,9 +382,10 @@ def report(
         if group in (ORDER, CHANGED):
             print(*(f"  {line}" for line in lines), sep="\n", end="\n" if lines else "")
     print(*(f"wrong: {line}" for line in wrong), sep="\n", end="\n" if wrong else "")
-    if target is not None:
-        write(target, version, [record | found[spec] for spec, (record, _) in kernels.items()])
-        print(f"wrote {target}")
+    if update:
+        fields = (*PROBLEM, "serving", *FACTS, *HASHES)
+        made = (record | found[spec] for spec, (record, _) in kernels.items())
+        kernel_inputs.write_list(LIST, ({name: each[name] for name in fields if name in each} for each in made))
         return 0
     if groups[CHANGED] or wrong:
         print("cubins: if this is meant, run `make cubins UPDATE=1` and say why in the commit")

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Sources
 from ksieve.backends.cuda.jit.spec import KernelSpec
+from ksieve.core import atomic
 
 _COMMENT = re.compile(r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'|//[^\n]*|/\*.*?\*/""", re.S)
 """Comments, and the literals that may look as if they held one."""
@@ -78,3 +82,10 @@ def ptx_of(source: str, name: str, options: Sequence[str]) -> str:
         nvrtc.nvrtcGetPTX(program, text)
     nvrtc.nvrtcDestroyProgram(program)
     return text.decode().rstrip("\0")
+
+
+def write_list(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Write a list of what this NVRTC made, one line each, so that a difference of two lists is one of kernels."""
+    lines = ",\n".join(map(json.dumps, records))
+    atomic.write_text(path, f'{{"nvrtc": "{release()}",\n"kernels": [\n{lines}\n]}}\n')
+    print(f"wrote {path}")

@@ -7,7 +7,6 @@ NVRTC. ``make cubins UPDATE=1`` writes the list anew, and compiles what is not i
 from __future__ import annotations
 
 import json
-import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
@@ -18,7 +17,6 @@ import kernel_inputs
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Resources
 from ksieve.backends.cuda.jit.spec import KernelSpec
-from ksieve.core import atomic
 
 ROOT = Path(__file__).parent.parent
 LIST = ROOT / "tests" / "data" / "resources.json"
@@ -50,17 +48,15 @@ def resources_of(spec: KernelSpec) -> Resources:
 
 
 def write(kernels: dict[KernelSpec, str]) -> None:
-    """Write the list of named kernels, one line each."""
-    with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
+    """Write the list of named kernels."""
+    with ProcessPoolExecutor() as pool:
         found = list(pool.map(resources_of, kernels))
-    lines = []
+    records = []
     for (spec, name), used in sorted(zip(kernels.items(), found, strict=True), key=lambda pair: pair[0][1]):
         facts = {"registers": used.registers, "spills": used.spill_stores + used.spill_loads}
         facts |= {"shared": used.static_shared, "inputs": kernel_inputs.inputs_of(spec, compiler.shipped_sources())}
-        lines.append(json.dumps({"kernel": name} | facts))
-    text = ",\n".join(lines)
-    atomic.write_text(LIST, f'{{"nvrtc": "{kernel_inputs.release()}",\n"kernels": [\n{text}\n]}}\n')
-    print(f"wrote {LIST}")
+        records.append({"kernel": name} | facts)
+    kernel_inputs.write_list(LIST, records)
 
 
 if __name__ == "__main__":
