@@ -191,8 +191,8 @@ def test_a_policy_survives_its_file(tmp_path):
     [
         (None, "no such file"),
         ("{", "mine.json"),
-        ("[1]", "JSON of another kind"),
-        ('{"ksieve_policy": 1, "policy": {"name": "a"}}', "some of"),
+        ("[1]", "takes a policy file"),
+        ('{"ksieve_policy": 1, "policy": {"name": "a"}}', "'stride'"),
         ('{"ksieve_policy": 1, "policy": {"name": "a", "stride": 64, "phases": 2}}', "phases"),
         ('{"ksieve_policy": 2, "policy": {"name": "a", "stride": 64}}', "version 1"),
         ('{"ksieve_policy": 1, "policy": {"name": "a", "stride": 63}}', "policy.stride: got 63"),
