@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import re
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -21,7 +21,7 @@ FILES = [
 ]
 """What is shipped: each class of devices, once for each of its measured cards."""
 
-SOURCES = {name: value.source for name, value in thresholds.thresholds().items()} | {
+SOURCES = {
     f"{found.name} {family} {n}": shape.source
     for found in FILES
     for n, table in enumerate((found.usual, found.roomy))
@@ -61,14 +61,13 @@ def test_every_number_names_its_source(name):
     assert problem_of(SOURCES[name]) is None, f"{name}: {SOURCES[name]}"
 
 
-def test_thresholds_are_numbers_that_know_more():
-    found = thresholds.thresholds()
-    assert {"SHORTEST_SAMPLED", "SAMPLED_RATIO", "SEGMENT"} <= set(found)
-    assert found["SEGMENT"] * 2 == 4096 and all(t.meaning for t in found.values())
-    assert (copy.deepcopy(thresholds.SEGMENT), copy.deepcopy(thresholds.SEGMENT).source) == (
-        2048,
-        thresholds.SEGMENT.source,
-    )
+def test_every_threshold_names_its_decision_or_was_reasoned():
+    text = Path(thresholds.__file__).read_text(encoding="utf-8")
+    found = dict(re.findall(r'^([A-Z_]+) = .*\n"""([^"]+)"""$', text, re.MULTILINE))
+    assert found.keys() == {name for name in vars(thresholds) if name.isupper()}
+    for name in found.keys() - {"NOT_MEASURED"}:
+        told = re.search(r"\sDecision\s(\d+)\.$|\sNot measured: .{10}", found[name], re.DOTALL)
+        assert told and (not told[1] or list((ROOT / "docs" / "decisions").glob(f"{int(told[1]):04}-*.md"))), name
 
 
 RECORDS = sorted((ROOT / "benchmarks" / "results").glob("gpu-tune-*.json"))
