@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from statistics import geometric_mean
+from typing import Annotated, Any
 
 import typer
 
@@ -22,9 +23,6 @@ from ksieve.core.paths import read_utf8
 from ksieve.core.problem import check_k
 from ksieve.core.text import parse_json
 
-if TYPE_CHECKING:
-    from ksieve.planning.tune.run import Target
-
 QUICK_SHAPES = 24
 QUICK_SECONDS = 120.0
 SECONDS = 480.0
@@ -33,11 +31,7 @@ SECONDS = 480.0
 def tune(
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="File to write. Default: the one in the user's configuration directory that the planner reads.",
-        ),
+        typer.Option("--out", metavar="FILE", help="File to write. Default: the user's own, which the planner reads."),
     ] = None,
     quick: Annotated[bool, flag("--quick", "Two minutes: say what tuning would gain, and write nothing.")] = False,
     shapes: Annotated[
@@ -45,11 +39,7 @@ def tune(
     ] = "",
     of: Annotated[
         str | None,
-        typer.Option(
-            "--of",
-            metavar="TRACE",
-            help="Take shapes and K from this trace (JSON; ksieve replay --save).",
-        ),
+        typer.Option("--of", metavar="TRACE", help="Trace with the shapes and K (JSON; ksieve replay --save)."),
     ] = None,
     k: Annotated[
         int | None,
@@ -82,21 +72,17 @@ def tune(
     files.check_folder("--out", None if out is None else out.parent)
     if of is not None and shapes:
         raise ArgumentError("--of", "--shapes too", "one of the two")
+    listed, of_trace = [parse_shape("--shapes", text.strip()) for text in shapes.split(",") if text.strip()], None
     if of is not None:
         listed, of_trace = _shapes_of_trace(of)
-    else:
-        listed = [parse_shape("--shapes", text.strip()) for text in shapes.split(",") if text.strip()]
-        of_trace = None
     device = tasks.require_device()
     target = tuning.Target(device, dtype.value, k or of_trace or tuning.Target(device).k)
-    if not listed:
-        asked = tuning.questions(target)
-        asked = asked[:: max(1, len(asked) // QUICK_SHAPES)] if quick else asked
-    else:
-        asked = [target.asked(*shape) for shape in listed]
+    asked = [target.asked(*shape) for shape in listed] or tuning.questions(target)
+    if quick and not listed:
+        asked = asked[:: max(1, len(asked) // QUICK_SHAPES)]
     path = out or tuned.default_path(device, target.dtype)
     state = path.with_name(path.name + ".measured")
-    environment, settings = _environment(), _facts(target) | {"rounds": rounds}
+    environment, settings = _environment(), tuning.about(target) | {"ksieve": __version__, "rounds": rounds}
     done = {} if restart or quick else _state(state, settings, environment)
     answers = {"schema": 1, "bench": "tune", "environment": environment, "settings": settings, "results": done}
     seconds = 60 * minutes if minutes is not None else QUICK_SECONDS if quick else SECONDS
@@ -115,7 +101,7 @@ def tune(
     _report(rows, len(asked))
     parts = tune_table.table(done, target)
     if parts:
-        found = tuned.Tuned(tuning.about(target, environment), parts)
+        found = tuned.Tuned(environment | tuning.about(target), parts)
         if not quick:
             with terminal.progress("compiling for options", unit="kernels", waiting="planning") as update:
                 found = tune_prune.without_spills(found, target, update)
@@ -147,16 +133,8 @@ def _shapes_of_trace(path: str) -> tuple[list[tuple[int, int]], int | None]:
     return listed, k
 
 
-def _facts(target: Target) -> dict[str, Any]:
-    """What results of an earlier run must agree in to be used, besides the sources: device, dtype, k and version."""
-    from ksieve.planning import tuned
-
-    device = tuned.described(target.device)
-    return {"device": device, "dtype": target.dtype, "k": target.k, "ksieve": __version__}
-
-
 def _environment() -> dict[str, Any]:
-    """What times depend on besides: driver, packages and CUDA sources; and the date."""
+    """What times depend on besides what is asked: driver, packages and CUDA sources; and the date."""
     from ksieve import doctor
     from ksieve.backends.cuda.jit.compile import shipped_sources
 
@@ -192,9 +170,7 @@ def _report(rows: list[tuple[str, float, str, float]], wanted: int) -> None:
         ["rows x width", "planned, us", "fastest launch shape", "us", "faster by"],
         [[name, f"{own:.1f}", best, f"{us:.1f}", f"{own / us - 1:.1%}"] for name, own, best, us in shown],
     )
-    mean = 1.0
-    for _, own, _, us in rows:
-        mean *= (min(own, us) / own) ** (1 / len(rows))
+    mean = geometric_mean(min(own, us) / own for _, own, _, us in rows)
     better = sum(us < own / 1.03 for _, own, _, us in rows)
     terminal.say()
     terminal.say(

@@ -119,7 +119,7 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
     if family == "register_warp":
         return _warp_geometry(problem, device, geometry)
     if family in found.streamed and not roomy:
-        suiting = (shape for shape in found.streamed_of(family, device) if shape.suits(problem.rows, problem.width))
+        suiting = (shape for shape in found.of_family(family, device) if shape.suits(problem.rows, problem.width))
         geometry = next(suiting, geometry)
     elif family in found.resident and not roomy:
         geometry = resident_geometry(problem, device, (family,)) or geometry

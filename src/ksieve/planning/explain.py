@@ -101,10 +101,9 @@ def entry_of(plan: Plan) -> Geometry | None:
     """Entry that decided the plan's launch shape; None if it is the family's usual shape."""
     known, problem = tuned.shapes_of(plan.device, plan.problem.dtype), plan.problem
     per_row = plan.splits if plan.family in SHARED_ROWS else 1
-    listed = (*known.resident_of(plan.family, plan.device), *known.streamed_of(plan.family, plan.device))
     same = [
         g
-        for g in listed
+        for g in known.of_family(plan.family, plan.device)
         if (g.resident_width, g.threads, g.ctas_per_row) == (plan.resident_width, plan.threads, per_row)
         and (problem.options.lean or not g.plain)
     ]

@@ -12,6 +12,9 @@ IN_REGISTERS = ("register_warp", "register_block")
 SHARED_ROWS = ("resident_cluster", "resident_grid")
 """Families whose CTAs share a row, and keep it on chip if it fits."""
 
+RESIDENT = (*ONE_CTA, *SHARED_ROWS)
+"""Families that keep rows on chip, in shapes for each width."""
+
 QUEUED = ("stream", "stream_unsampled")
 """Families whose CTAs take rows from a queue."""
 

@@ -108,7 +108,7 @@ def _fitted(
                 return fewer, room
         return shape, candidate_bytes_of(shape, device, known.dtype)
 
-    listed = [fitted(g) for family in families if family in known.resident for g in known.resident_of(family, device)]
+    listed = [fitted(g) for family in families if family in known.resident for g in known.of_family(family, device)]
     return tuple(sorted(listed, key=lambda found: found[0].resident_width))  # keeps the families' order
 
 

@@ -11,6 +11,7 @@ was reasoned instead.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -19,6 +20,7 @@ from typing import Any
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
+from ksieve.planning.families import RESIDENT
 from ksieve.planning.thresholds import NOT_MEASURED
 
 CLASSES = ("hopper", "blackwell", "consumer", "ampere", "small")
@@ -106,11 +108,7 @@ class Geometry:
 
     def suits(self, rows: int, width: int) -> bool:
         """Whether the shape is for so many rows of such a width."""
-        return (
-            (not self.widest or width <= self.widest)
-            and rows >= self.fewest_rows
-            and (not self.most_rows or rows <= self.most_rows)
-        )
+        return self.fewest_rows <= rows <= (self.most_rows or rows) and width <= (self.widest or width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,21 +204,17 @@ class Shapes:
     def covers(self, device: DeviceInfo) -> bool:
         """Whether a device is of this class."""
         (least, end), (shared, shared_end) = self.capability, self.shared_kib_per_sm
-        kib = device.shared_per_sm // 1024
-        return (
-            device.capability >= least
-            and (end is None or device.capability < end)
-            and kib >= shared
-            and (shared_end is None or kib < shared_end)
-        )
+        found, kib = device.capability, device.shared_per_sm // 1024
+        return least <= found and (end is None or found < end) and shared <= kib < (shared_end or math.inf)
 
-    def resident_of(self, family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
-        """Resident shapes of a family for a device; which of them fit its shared memory, the planner decides."""
-        return _scaled(self, "resident", family, device)
+    @property
+    def listed(self) -> tuple[Geometry, ...]:
+        """The measured launch shapes of all families."""
+        return tuple(shape for part in (self.resident, self.streamed) for of in part.values() for shape in of)
 
-    def streamed_of(self, family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
-        """Shapes of a family for rows that do not stay on chip, for a device."""
-        return _scaled(self, "streamed", family, device)
+    def of_family(self, family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
+        """Measured shapes of a family for a device; which of them fit its shared memory, the planner decides."""
+        return _scaled(self, "resident" if family in RESIDENT else "streamed", family, device)
 
     def stride_for(self, rows: int, width: int, ratio: int, device: DeviceInfo) -> Stride:
         """Return the entry that decides the sampling policy of rows, whose width is `ratio` times k."""

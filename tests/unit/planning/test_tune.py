@@ -17,6 +17,7 @@ from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning import shapes, tuned
 from ksieve.planning.devices import DEVICES
+from ksieve.planning.families import RESIDENT
 from ksieve.planning.tune import prune as tune_prune
 from ksieve.planning.tune import run as tune
 from ksieve.planning.tune import table as tune_table
@@ -84,17 +85,17 @@ def test_every_kind_of_question_is_answered_by_its_own_candidates():
     def names(rows, width):
         return {variant.name for variant in tune.candidates(rows, width, target)}
 
-    assert {f"stream {policy}" for policy in tuned.POLICIES} <= names(528, 131_072)
+    assert {f"stream {policy}" for policy in tune.POLICIES} <= names(528, 131_072)
     assert {"stream 512x2 s6", "stream 256x4 s4", "stream 1024x1 s8"} <= names(132, 131_072)
     assert {"stream_split x16", "stream_split 1024x1 x16 s8"} <= names(8, 1_048_576)
     assert "stream_split x16" in names(8, 2_097_152) and "stream_split 1024x1 x16 s8" not in names(8, 2_097_152)
     few = {name.partition(" ")[0] for variant in tune.questions(target) for name in names(*variant[:2])}
-    assert few == {"stream", "stream_split", *tuned.FAMILIES}
+    assert few == {"stream", "stream_split", *RESIDENT}
     half = tune.Target(H100, "bfloat16")
     assert tune.questions(half) == tune.questions(target)
     found = [v for rows, width, _ in tune.questions(half) for v in tune.candidates(rows, width, half)]
-    assert {v.family for v in found} == {"stream", "stream_split", *tuned.FAMILIES}
-    resident = [dict(v.geometry) for v in found if v.family in tuned.FAMILIES]
+    assert {v.family for v in found} == {"stream", "stream_split", *RESIDENT}
+    resident = [dict(v.geometry) for v in found if v.family in RESIDENT]
     assert all(g["resident_width"] % (8 * g["threads"] * g["ctas_per_row"]) == 0 for g in resident)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
 from typing import Any
@@ -10,12 +10,14 @@ from typing import Any
 from ksieve.core.arrays import Device
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import Problem
-from ksieve.planning import choose, cuda, explain, shapes, tuned
+from ksieve.planning import choose, cuda, explain, tuned
 from ksieve.planning.length_bins import launches
 from ksieve.planning.plan import Plan
+from ksieve.planning.shapes import Geometry, Shapes, Split, Stride
 from ksieve.planning.thresholds import LINES_RANK, SPLITS
 from ksieve.planning.tune.run import Progress, Target, unfit
 from ksieve.planning.tune.table import Entry, Parts
+from ksieve.planning.tuned import Tuned
 
 ASKED = (
     PLAIN, Options(windows="ends"), Options(order="value"), Options(tie_break="low"),
@@ -24,41 +26,37 @@ ASKED = (
 """Options whose kernels are others: some launch shapes spill with windows, some with slots in order or page tables."""
 
 
-def unused(known: shapes.Shapes, target: Target) -> list[tuple[str, str, int]]:
-    """Return the entries that decide no plan of `grid`: the part, the family (or the part again), and the number.
+Made = Geometry | Split | Stride
+
+
+def unused(known: Shapes, target: Target) -> list[Made]:
+    """Return the entries that decide no plan of `grid`, nor are the first stride, which is for all other rows.
 
     `known`: what the planner uses now for the target, measured on a device of as many multiprocessors.
     """
     device = target.device
-    left: dict[object, tuple[str, str, int]] = {
-        id(entry): (part, family, number)
-        for part, listed in (("resident", known.resident), ("streamed", known.streamed))
-        for family, of in listed.items()
-        for number, entry in enumerate(of)
-    }
-    left |= {split: ("splits", "splits", number) for number, split in enumerate(known.splits)}
-    # The first is for all rows that no other is for, and stays.
-    left |= {stride: ("strides", "strides", number) for number, stride in enumerate(known.strides) if number}
+    shared: list[Made] = [*known.splits, *known.strides[1:]]
+    left = {id(entry): entry for entry in (*known.listed, *shared)}
     for plan in grid(known, target):
         problem = plan.problem
         left.pop(id(explain.entry_of(plan)), None)
         if plan.policy is not None:
             ratio = problem.width // max(problem.k, LINES_RANK)
-            left.pop(known.stride_for(problem.rows, problem.width, ratio, device), None)
+            left.pop(id(known.stride_for(problem.rows, problem.width, ratio, device)), None)
             if 2 * problem.rows <= device.sm_count:
-                left.pop(known.split_for(problem.width), None)
+                left.pop(id(known.split_for(problem.width)), None)
     return list(left.values())
 
 
-def used(found: tuned.Tuned, target: Target) -> tuned.Tuned:
+def used(found: Tuned, target: Target) -> Tuned:
     """Return a file without the entries that decide no plan."""
     with _shapes(found, target) as known:
-        left_out = unused(known, target)
-    return tuned.Tuned(found.about, without(found.parts, left_out))
+        left_out = set(map(id, unused(known, target)))
+    return _each(found, known, lambda entry, made: None if id(made) in left_out else entry)
 
 
 @contextmanager
-def _shapes(found: tuned.Tuned, target: Target) -> Iterator[shapes.Shapes]:
+def _shapes(found: Tuned, target: Target) -> Iterator[Shapes]:
     """Plan with a file for a while."""
     shipped = tuned.shapes_of(target.device, target.dtype)
     other = tuned.with_parts(shipped, found, target.device, "tuned.json")
@@ -66,36 +64,38 @@ def _shapes(found: tuned.Tuned, target: Target) -> Iterator[shapes.Shapes]:
         yield other
 
 
-def without_spills(found: tuned.Tuned, target: Target, progress: Progress) -> tuned.Tuned:
+def _each(found: Tuned, known: Shapes, change: Callable[[Entry, Made], Entry | None]) -> Tuned:
+    """Return a file with each entry as changed, of which `known` has what it makes; None leaves the entry out."""
+
+    def changed(entries: Any, made: Any) -> Any:
+        if isinstance(entries, Mapping):
+            return {family: some for family, of in entries.items() if (some := changed(of, made[family]))}
+        return [new for entry, one in zip(entries, made, strict=True) if (new := change(entry, one)) is not None]
+
+    return Tuned(found.about, {part: changed(of, getattr(known, part)) for part, of in found.parts.items()})
+
+
+def without_spills(found: Tuned, target: Target, progress: Progress) -> Tuned:
     """Return a file whose resident shapes are for calls without options only, where a kernel for options would spill.
 
     The kernels of `grid` are compiled for that, again after each change.
     """
     from ksieve.backends.cuda.jit.spec import kernel_spec
 
-    while True:
-        with _shapes(found, target) as known:
-            launched = {
-                kernel_spec(launch): launch
-                for plan in grid(known, target)
-                if not plan.problem.options.plain
-                for launch in launches(plan)
-                if launch.family in known.resident
-            }
-            short = [explain.entry_of(launched[spec]) for spec in unfit(launched, progress)]
-            places = {
-                (family, number)
-                for family, entries in known.resident.items()
-                for number, entry in enumerate(entries)
-                if not entry.plain and any(entry is one for one in short)
-            }
-        if not places:
-            return found
-        resident = {
-            family: [entry | ({"plain": True} if (family, number) in places else {}) for number, entry in enumerate(of)]
-            for family, of in found.parts["resident"].items()
+    with _shapes(found, target) as known:
+        launched = {
+            kernel_spec(launch): launch
+            for plan in grid(known, target)
+            if not plan.problem.options.plain
+            for launch in launches(plan)
+            if launch.family in known.resident
         }
-        found = tuned.Tuned(found.about, {**found.parts, "resident": resident})
+        entries = map(explain.entry_of, (launched[spec] for spec in unfit(launched, progress)))
+        short = {id(entry) for entry in entries if entry is not None and not entry.plain}
+    if not short:
+        return found
+    changed = _each(found, known, lambda entry, made: entry | ({"plain": True} if id(made) in short else {}))
+    return without_spills(changed, target, progress)
 
 
 def count(parts: Parts) -> int:
@@ -103,25 +103,9 @@ def count(parts: Parts) -> int:
     return sum(sum(map(len, of.values())) if isinstance(of, Mapping) else len(of) for of in parts.values())
 
 
-def without(parts: Mapping[str, Any], left_out: Iterable[tuple[str, str, int]]) -> Parts:
-    """Return the parts of a file without some of its entries."""
-    dropped = set(left_out)
-
-    def kept(part: str, family: str, entries: Sequence[Entry]) -> list[Entry]:
-        return [entry for number, entry in enumerate(entries) if (part, family, number) not in dropped]
-
-    found: Parts = {}
-    for part, listed in parts.items():
-        if isinstance(listed, Mapping):
-            found[part] = {family: some for family, of in listed.items() if (some := kept(part, family, of))}
-        else:
-            found[part] = kept(part, part, listed)
-    return found
-
-
-def grid(known: shapes.Shapes, target: Target) -> Iterator[Plan]:
+def grid(known: Shapes, target: Target) -> Iterator[Plan]:
     """Plans of the shapes at which entries begin and end, with few options: where an entry is used, one shows it."""
-    entries = [e for listed in (known.resident, known.streamed) for of in listed.values() for e in of]
+    entries = known.listed
     rows = {1, 2, 100_000} | {entry.most_rows + step for entry in entries for step in (0, 1)}
     rows |= {entry.fewest_rows for entry in entries} | {target.device.sm_count // splits for splits in SPLITS}
     rows |= {stride.most_rows + step for stride in known.strides for step in (0, 1)}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.planning import tuned
-from ksieve.planning.families import SHARED_ROWS
+from ksieve.core.policy import LINES_16, LINES_64, LINES_128, QUADS_16
+from ksieve.planning import shapes, tuned
+from ksieve.planning.families import RESIDENT, SHARED_ROWS
+from ksieve.planning.memory import CANDIDATE_BYTES, ITEM_BYTES, SHARED_LIST, candidate_bytes_of
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.thresholds import SEGMENT, SPLITS
@@ -68,6 +71,12 @@ OVERFLOW = (0, 1, 2, 4, 5, 6, 8, 10)
 STREAMS = (Variant("stream", "stream"), Variant("stream_split", "stream_split"))
 LAUNCHES = ((256, 2), (256, 3), (256, 4), (512, 1), (512, 2), (1024, 1))
 """Threads and CTAs for each multiprocessor that are tried for rows that do not stay on chip."""
+
+STAGES = (4, 6, 8)
+"""And loads in flight for each of these threads."""
+
+POLICIES = tuple(policy.name for policy in (QUADS_16, LINES_16, LINES_64, LINES_128))
+"""Sampling policies, the densest first."""
 
 Question = tuple[int, int, int]
 """Rows, width and k."""
@@ -118,14 +127,14 @@ def split_rows(splits: int, count: int, width: int) -> tuple[int, ...]:
 def candidates(rows: int, width: int, target: Target) -> list[Variant]:
     """Return what a question about a shape may be answered with."""
     found = list(STREAMS) + list(_streamed(rows, width, target))
-    for family in tuned.FAMILIES:
+    for family in RESIDENT:
         found += [_variant(family, geometry) for geometry in _geometries(family, rows, width, target)]
     return found
 
 
 def _variant(family: str, geometry: Geometry, splits: int = 0) -> Variant:
     """Candidate with a launch shape for any rows; its name and width say all of it (`tune_table.shape_of`)."""
-    resident = family in tuned.FAMILIES
+    resident = family in RESIDENT
     names = ("resident_width", "ctas_per_row", "overflow_vectors") if resident else ("stages", "widest")
     changes = {name: getattr(geometry, name) for name in ("threads", "ctas_per_sm", *names)}
     words = [family, f"{geometry.threads}x{geometry.ctas_per_sm}"]
@@ -140,20 +149,18 @@ def _variant(family: str, geometry: Geometry, splits: int = 0) -> Variant:
 def _streamed(rows: int, width: int, target: Target) -> Iterator[Variant]:
     """Launch shapes and strides of a wide row, or how many CTAs share it, for the questions that are about these."""
     device, count = target.device, target.device.sm_count
-    shapes = [
-        Geometry(threads, ctas, stages)
-        for (threads, ctas), stages in itertools.product(LAUNCHES, tuned.STAGES)
-        if not tuned.not_streamed(Geometry(threads, ctas, stages), device, target.dtype)
-    ]
+    found = (Geometry(*launch, stages) for launch, stages in itertools.product(LAUNCHES, STAGES))
+    room = SHARED_LIST * CANDIDATE_BYTES
+    listed = [shape for shape in found if candidate_bytes_of(shape, device, target.dtype) >= room]
     if width in STREAM_WIDTHS and 2 * rows >= count:
-        yield from (_variant("stream", shape) for shape in shapes)
+        yield from (_variant("stream", shape) for shape in listed)
     if width in STRIDE_WIDTHS and rows >= count:
-        yield from (Variant(f"stream {policy}", "stream", policy) for policy in tuned.POLICIES)
+        yield from (Variant(f"stream {policy}", "stream", policy) for policy in POLICIES)
     splits = next((s for s in SPLITS if rows in split_rows(s, count, width)), 0)
     if width in SPLIT_WIDTHS and splits:
         yield Variant(f"stream_split x{splits}", "stream_split", changes=(("splits", splits),))
         if width in SPLIT_SHAPES_AT:
-            yield from (_variant("stream_split", shape, splits) for shape in shapes if shape.stages > tuned.STAGES[0])
+            yield from (_variant("stream_split", shape, splits) for shape in listed if shape.stages > STAGES[0])
 
 
 def _geometries(family: str, rows: int, width: int, target: Target) -> Iterator[Geometry]:
@@ -175,11 +182,30 @@ def _geometries(family: str, rows: int, width: int, target: Target) -> Iterator[
         geometry = Geometry(threads, ctas, resident_width=resident, ctas_per_row=share)
         outside = (0,) if family == "register_block" else OVERFLOW
         fitting = (replace(geometry, overflow_vectors=vectors) for vectors in outside)
-        found = [g for g in fitting if resident and not tuned.impossible(family, g, device, target.dtype)]
+        found = [g for g in fitting if resident and possible(family, g, device, target.dtype)]
         # The ring as full as it gets, or one step less: with 8 vectors outside, rows are up to 8 % faster than with 6.
         # Where all of a row fits, 4 vectors outside are still up to 3 % faster.
         whole = bool(found) and not found[0].overflow_vectors
         yield from (g for g in found if g.overflow_vectors in (0, 4)) if whole else found[:2]
+
+
+def possible(family: str, geometry: Geometry, device: DeviceInfo, dtype: str) -> bool:
+    """Whether a resident shape can run on a device. ptxas may still need more registers."""
+    share, outside = geometry.ctas_per_row, geometry.overflow_vectors
+    if family == "resident_cluster" and share > shapes.of(device).cluster_limit(device):
+        return False
+    vector = 16 // ITEM_BYTES[dtype]
+    vectors, rest = divmod(geometry.resident_width, vector * geometry.threads * share)
+    if rest or not 8 <= vectors * vector <= 128:
+        return False
+    # kernels/resident/descriptor.cuh: a row is whole blocks, and most of a block's vectors are in the ring.
+    blocks = math.gcd(vectors, outside)
+    if outside and vectors // blocks <= 2 * (outside // blocks):
+        return False
+    # A tile of 128 KiB or more is copied in four chunks: each needs a stretch between vectors outside the ring.
+    if 0 < outside < 3 and outside == blocks and 16 * geometry.threads * (vectors - outside) >= 128 << 10:
+        return False
+    return candidate_bytes_of(geometry, device, dtype) >= 0
 
 
 def resident_width(family: str, width: int) -> int:
@@ -206,7 +232,7 @@ def name_of(question: Question) -> str:
 def choice_of(question: Question, target: Target) -> str:
     """Name of the candidate that the planner's own choice is; empty if that is not a resident shape."""
     plan, width = PLANNED.plan(*question, target.dtype, target.device), question[1]
-    if plan.family not in tuned.FAMILIES:
+    if plan.family not in RESIDENT:
         return ""
     share = plan.splits if plan.family in SHARED_ROWS else 1
     shape = Geometry(
@@ -324,6 +350,6 @@ def gain(done: Results, asked: Sequence[Question]) -> list[tuple[str, float, str
     return rows
 
 
-def about(target: Target, environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a file: device, driver, packages, date, sources, dtype and k."""
-    return {"device": tuned.described(target.device), **environment, "dtype": target.dtype, "k": target.k}
+def about(target: Target) -> dict[str, Any]:
+    """Return what a file is for: device, dtype and k."""
+    return {"device": tuned.described(target.device), "dtype": target.dtype, "k": target.k}

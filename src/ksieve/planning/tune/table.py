@@ -9,11 +9,21 @@ from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
 
-from ksieve.planning import shapes, tuned
-from ksieve.planning.families import SHARED_ROWS
+from ksieve.planning import shapes
+from ksieve.planning.families import RESIDENT, SHARED_ROWS
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.thresholds import LINES_RANK, SPLITS
-from ksieve.planning.tune.run import STREAM_WAVES, WIDER, Results, Target, Times, best_of, resident_width
+from ksieve.planning.tune.run import (
+    POLICIES,
+    STREAM_WAVES,
+    WIDER,
+    Results,
+    Target,
+    Times,
+    best_of,
+    possible,
+    resident_width,
+)
 
 KEPT = (
     "threads", "ctas_per_sm", "resident_width", "ctas_per_row", "overflow_vectors", "plain", "fewest_rows", "most_rows",
@@ -60,7 +70,7 @@ def shape_of(name: str, width: int) -> Entry:
     family, launch, *rest = name.split()
     threads, ctas = map(int, launch.split("x"))
     entry = {"threads": threads, "ctas_per_sm": ctas}
-    if family in tuned.FAMILIES:
+    if family in RESIDENT:
         entry["resident_width"] = resident_width(family, width)
     names = {"x": "ctas_per_row", "+": "overflow_vectors", "s": "stages", "w": "resident_width"}
     return entry | {names[word[0]]: int(word[1:]) for word in rest}
@@ -99,10 +109,10 @@ def _only(measured: Iterable[tuple[int, Times]], pattern: str) -> list[tuple[int
 def _resident(measured: ByWidth, few_slots: ByWidth, target: Target) -> dict[str, list[Entry]]:
     """Entries of rows that stay on chip. Widths that were not measured keep the shipped ones, without a time."""
     device = target.device
-    entries: dict[str, list[Entry]] = {family: [] for family in tuned.FAMILIES}
+    entries: dict[str, list[Entry]] = {family: [] for family in RESIDENT}
     tried = set()
     for width, found in measured.items():
-        resident = {n.split()[0] for _, times in found for n in times} & set(tuned.FAMILIES)
+        resident = {n.split()[0] for _, times in found for n in times} & set(RESIDENT)
         tried |= {(family in SHARED_ROWS, resident_width(family, width)) for family in resident}
         for family, entry in _winners(found, width, few_slots, target) if resident else ():
             entries[family].append(entry)
@@ -110,10 +120,9 @@ def _resident(measured: ByWidth, few_slots: ByWidth, target: Target) -> dict[str
         return {}
     shipped = shapes.of(device, target.dtype)
     for family in shipped.resident:
-        for shape in shipped.resident_of(family, device):
-            if (family in SHARED_ROWS, shape.resident_width) not in tried and not tuned.impossible(
-                family, shape, device, target.dtype
-            ):
+        for shape in shipped.of_family(family, device):
+            key = (family in SHARED_ROWS, shape.resident_width)
+            if key not in tried and possible(family, shape, device, target.dtype):
                 fields = {name: getattr(shape, name) for name in KEPT}
                 entries[family].append({n: v for n, v in fields.items() if v != getattr(DEFAULTS, n)})
     return {
@@ -133,14 +142,14 @@ def _winners(
     for number, (name, won) in enumerate(runs):
         family = name.partition(" ")[0]
         most, times = won[-1]
-        entry = shape_of(name, width) if family in tuned.FAMILIES else {}
+        entry = shape_of(name, width) if family in RESIDENT else {}
         if family == "resident_cluster" and number + 1 < len(runs):
             # Up to where another shape is known to win, as long as all clusters run at once.
             at_once = device.sm_count * entry["ctas_per_sm"] // entry["ctas_per_row"]
             most = max(most, min(runs[number + 1][1][0][0] - 1, at_once))
         # The planner asks families and widths in order: this one must leave fewer rows to the one that wins them.
         if before not in ("", family) and family in FIRST:
-            entry["fewest_rows"] = reached + 1 if before in tuned.FAMILIES else won[0][0]
+            entry["fewest_rows"] = reached + 1 if before in RESIDENT else won[0][0]
         elif wider and family == "resident_block" and WIDER not in name:
             entry["fewest_rows"] = wider + 1
         before, reached, wider = family, most, most if WIDER in name else wider
@@ -160,7 +169,7 @@ def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
     """
     resident = resident_width("resident_block", width)
     if width not in few_slots:
-        listed = shapes.of(target.device, target.dtype).resident_of("resident_block", target.device)
+        listed = shapes.of(target.device, target.dtype).of_family("resident_block", target.device)
         same = [shape for shape in listed if shape.resident_width == resident]
         return same[-1].most_rows if same else 0
     fastest = {
@@ -246,7 +255,7 @@ def _strides(measured: ByWidth, target: Target) -> list[Entry]:
     """From which ratio of width to k which policy wins; a sparser one of few rows alone says up to how many."""
     count, entries, few = target.device.sm_count, list[Entry](), list[Entry]()
     chosen = sparsest = -1
-    names = [f"stream {policy}" for policy in tuned.POLICIES]
+    names = [f"stream {policy}" for policy in POLICIES]
     for width, found in measured.items():
         ratio = width // max(min(target.k, width // 2), LINES_RANK)
         best = {}
@@ -257,10 +266,10 @@ def _strides(measured: ByWidth, target: Target) -> list[Entry]:
             )
         if True in best and best[True][0] > chosen:
             chosen, times = best[True]
-            entry = {"policy": tuned.POLICIES[chosen]} | ({"ratio": ratio} if entries else {})
+            entry = {"policy": POLICIES[chosen]} | ({"ratio": ratio} if entries else {})
             entries.append(entry | _facts(names[chosen], times))
         if False in best and best[False][0] > max(chosen, sparsest) and entries:
             sparsest, times = best[False]
-            entry = {"policy": tuned.POLICIES[sparsest], "ratio": ratio, "narrowest": width, "most_rows": count}
+            entry = {"policy": POLICIES[sparsest], "ratio": ratio, "narrowest": width, "most_rows": count}
             few.append(entry | _facts(names[sparsest], times))
     return entries + few
