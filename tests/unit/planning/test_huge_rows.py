@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
@@ -84,11 +83,6 @@ def test_huge_rows_fill_every_device(name, dtype):
             assert plan.splits == min(running // rows, MOST_SPLITS), "CTAs are left out without a need"
         assert memory.shared_bytes(plan) <= device.shared_per_block
         assert plan.splits * plan.spill_capacity < 1 << 31, "kernels count the candidates of a row's slices in 32 bits"
-
-
-@pytest.mark.parametrize("sm_count", [78, 148])
-def test_other_devices_have_as_many_splits_as_multiprocessors(sm_count):
-    assert plan_of(1, HUGE, 1000, replace(H200, name="other", sm_count=sm_count)).splits == sm_count
 
 
 def test_views_are_bounded_and_usable_at_any_width_and_k():

@@ -469,23 +469,6 @@ def test_row_limits_follow_the_number_of_multiprocessors(count):
         ("resident_block", 512, 2),
         ("resident_block", 256, 3),
     ]
-    same = replace(device, name=H200.name, sm_count=132)
-    assert count != 132 or ksieve.plan(rows=64, width=131_072, k=2048, device=device) == ksieve.plan(
-        rows=64, width=131_072, k=2048, device=same
-    )
-
-
-@pytest.mark.parametrize("count", [16, 60, 78, 132])
-def test_ctas_that_wait_for_each_other_all_run_at_once(count):
-    """A slice of a GPU has fewer multiprocessors than the CTAs that share a row of a million."""
-    device = replace(H200, sm_count=count)
-    for rows, width in ((1, 1_048_576), (8, 1_048_576), (16, 524_288), (33, 262_144)):
-        try:
-            plan = ksieve.plan(rows=rows, width=width, k=512, device=device, family="resident_grid")
-        except ArgumentError as error:
-            assert "another family" in str(error)
-            continue
-        assert 0 < plan.splits <= plan.ctas <= count * plan.ctas_per_sm
 
 
 def test_a_device_that_no_file_covers_is_refused():

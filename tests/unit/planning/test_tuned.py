@@ -116,18 +116,6 @@ def test_shipped_shapes_pass_the_same_check(name, dtype):
             assert not may_run or possible(family, shape, device, dtype), (family, shape)
 
 
-def test_written_entries_come_back(tmp_path):
-    fields = {field.name: getattr(shapes.of(H100).resident["resident_grid"][0], field.name)
-              for field in dataclasses.fields(shapes.Geometry)}  # fmt: skip
-    entry = {name: fields[name] for name in ("threads", "ctas_per_sm", "resident_width", "ctas_per_row", "fewest_rows",
-                                             "most_rows", "overflow_vectors", "plain")}  # fmt: skip
-    path = tmp_path / "deep" / "mine.json"
-    tuned.write(path, facts(resident_grid=[entry, entry | {"us": 3.0}], resident_block=[ENTRY]))
-    found = tuned.read(path, H100)
-    assert found.parts == {"resident": {"resident_grid": [entry, entry | {"us": 3.0}], "resident_block": [ENTRY]}}
-    assert found.about["driver"] == "580.1"
-
-
 def test_a_folder_has_files_of_several_devices(tmp_path, monkeypatch):
     for name in ("h100", "h200"):
         device = DEVICES[name]
@@ -211,7 +199,7 @@ def test_a_resident_part_is_of_its_dtype_alone(tmp_path, monkeypatch):
     assert "tuned by" not in ksieve.plan(**ASKED, dtype="bfloat16").reason
 
 
-def test_shapes_of_16_bit_scores_are_derived_until_they_are_measured(monkeypatch):
+def test_shapes_of_16_bit_scores_are_derived_until_they_are_measured():
     single, half = shapes.of(H100), shapes.of(H100, "bfloat16")
     assert half.dtype == "bfloat16" and single.dtype == "float32"
     for family, listed in half.resident.items():
@@ -220,22 +208,6 @@ def test_shapes_of_16_bit_scores_are_derived_until_they_are_measured(monkeypatch
         assert {shape.resident_width for shape in listed} <= widths
         assert not any(shape.overflow_vectors for shape in listed)
     assert not any(shape.resident_width in (3072, 17_408, 45_056) for of in half.resident.values() for shape in of)
-    # A file of the card and the dtype takes their place.
-    read = shapes._read
-    measured = {"resident": {"resident_block": [ENTRY]}}
-    cards = {"measured": {"H100": {"float32": "h100-float32", "bfloat16": "h100-bfloat16"}}}
-    monkeypatch.setattr(
-        shapes, "_read", lambda name: measured if "bfloat16" in name else read(name) | (cards if "hop" in name else {})
-    )
-    shapes._of_class.cache_clear()
-    try:
-        found = shapes.of_class("hopper", "H100", "bfloat16").resident
-        assert [": 7.5 us" in shape.source for shape in found["resident_block"]] == [True] and found.keys() == {
-            "resident_block"
-        }
-        assert shapes.of_class("hopper", "H100", "float16").resident == shapes.of(H100, "float16").resident
-    finally:
-        shapes._of_class.cache_clear()
 
 
 def test_the_measured_file_of_a_model_is_chosen_by_its_name():
