@@ -1,26 +1,16 @@
-"""Selection from rows that are read by tiles of columns: rows wider than memory, and rows that lie in several files.
-
-The tiles of a block of rows go through `ksieve.Running`; the answer is that of the whole rows.
-"""
+"""Rows that are read by tiles of columns, for `ksieve.Running`: rows wider than memory, or in several files."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import api
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError
 from ksieve.files.scores import Scores, as_lengths
-from ksieve.planning.plan import Plan
-from ksieve.streaming.running import Running
-
-MOST_ROWS = 32
-"""Rows of a block: a tile has millions of columns, so that reads are long, and the lists of `Running` are small."""
 
 
 class JoinedColumns:
@@ -89,39 +79,3 @@ def share_lengths(files: Sequence[Scores], lengths: NDArray[Any]) -> None:
 def _clamped(file: Scores) -> NDArray[np.int32]:
     """Lengths within [0, width]; those of full rows, one number in memory, stay as they are."""
     return file.lengths if file.lengths.strides == (0,) else np.clip(file.lengths, 0, file.width)
-
-
-def select(
-    source: Any,
-    k: int,
-    sink: Callable[[int, NDArray[np.int32]], None],
-    *,
-    chosen: str,
-    movers: tuple[Callable[[Any], Any], Callable[[Any], NDArray[np.int32]]],
-    block_bytes: int,
-    blocks: Sequence[tuple[int, int]],
-    progress: Callable[[int], None] | None = None,
-) -> tuple[Plan, float, float]:
-    """`ksieve.files.stream.select` of a source with `tiles`; returns a tile's plan and seconds of both kinds."""
-    to_device, to_host = movers
-    most = max(1, min(int(source.width), max(k, block_bytes // (4 * MOST_ROWS))))
-    device = "cuda" if chosen == "cuda" else "cpu"
-    plan = api.plan(rows=min(int(source.rows), MOST_ROWS), width=most, k=k, dtype=source.dtype, device=device)
-    read_seconds = select_seconds = 0.0
-    for begin, end in blocks:
-        running = Running(end - begin, k, most, dtype=source.dtype, device=device)
-        if progress is not None and (begin, end) == blocks[0]:
-            progress(0)
-        start = time.perf_counter()
-        for first, scores, ends in source.tiles(begin, end, most):
-            tile, valid = to_device(scores), to_device(ends)
-            read_seconds += time.perf_counter() - start
-            start = time.perf_counter()
-            running.push(tile, first, valid)
-            select_seconds += time.perf_counter() - start
-            start = time.perf_counter()
-        sink(begin, to_host(running.finish()))
-        select_seconds += time.perf_counter() - start
-        if progress is not None:
-            progress(end)
-    return plan, read_seconds, select_seconds

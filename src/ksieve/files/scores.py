@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path
-from ksieve.files.arrays import Array, Tensor, is_npy, map_npy, pick, read_header
+from ksieve.files.arrays import Array, is_npy, map_npy, pick, read_header
 
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Score dtype of each safetensors dtype that scores may have."""
@@ -166,7 +166,8 @@ def open_scores(path: str | os.PathLike[str], tensor: str | None = None) -> Scor
         raise FileFormatError(f"{path}: takes a .npy or .safetensors file: save the scores alone, with numpy.save")
     tensors, metadata = read_header(path)
     ours = VERSION_KEY in metadata
-    name = tensor or _scores_in(tensors)
+    matrices = [name for name, each in tensors.items() if len(each.shape) == 2]
+    name = tensor or ("scores" if "scores" in tensors else matrices[0] if len(matrices) == 1 else None)
     plain = not ours or (metadata[VERSION_KEY], metadata.get(KIND_KEY, "scores")) == ("1", "scores")
     if tensor is None and not (plain and name):
         for reader in (*READERS, *(entry.load() for entry in entry_points(group=GROUP))):
@@ -177,8 +178,8 @@ def open_scores(path: str | os.PathLike[str], tensor: str | None = None) -> Scor
             raise FileFormatError(
                 f"{path}: a capture of ksieve's laboratory, which is not installed: pip install ./lab in a clone"
             )
-    matrices = {other: each for other, each in tensors.items() if len(each.shape) == 2}
-    chosen = tensors[pick(path, tensors if name else matrices or tensors, name, "scores", "tensor")]
+    among = tensors if name or not matrices else {other: tensors[other] for other in matrices}
+    chosen = tensors[pick(path, among, name, "scores", "tensor")]
     dtype = _score_dtype(path, FLOATS.get(chosen.dtype, chosen.dtype))
     lengths = tensors["lengths"].map() if "lengths" in tensors else None
     return ScoreFile(path, chosen.map(), dtype, lengths, stored_k(path, metadata) if ours else None)
@@ -192,12 +193,6 @@ def as_lengths(lengths: Array, rows: int) -> NDArray[np.int32]:
     if lengths.dtype.itemsize >= 4:
         lengths = np.clip(lengths, -MAX_SIZE if lengths.dtype.kind == "i" else 0, MAX_SIZE)
     return lengths.astype(np.int32)
-
-
-def _scores_in(tensors: dict[str, Tensor]) -> str | None:
-    """Name of the tensor of scores, if it needs no choice."""
-    matrices = [name for name, each in tensors.items() if len(each.shape) == 2]
-    return "scores" if "scores" in tensors else matrices[0] if len(matrices) == 1 else None
 
 
 def _score_dtype(path: Path, dtype: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core.errors import BackendError
-from ksieve.distributed.agreement import distributed, gather
+from ksieve.distributed.agreement import distributed
 from ksieve.files import stream
 from ksieve.files.stream import BLOCK_BYTES, Sink, StreamResult
 
@@ -85,31 +85,24 @@ def select(
         return stream.select(source, k, sink, progress=progress, **options)
     if not source.rows:
         return None if rank else stream.select(source, k, sink, **options)
-    dist = distributed()
     every = [stream.blocks_of(source, block_bytes, other, world) for other in range(world)]
-    step, done = every[0][0][1], 0
+    done = 0
 
-    def meet(indices: NDArray[np.int32]) -> None:
-        """One turn: the first rank receives a block of every rank and passes them on in order."""
+    def meet(indices: NDArray[np.int32] | None = None) -> None:
+        """One turn: the first rank receives a block of every rank, if it has one, and passes them on in order."""
         nonlocal done
-        import torch
-
-        mine = torch.full((step, k), -1, dtype=torch.int32)
-        mine[: len(indices)] = torch.from_numpy(np.ascontiguousarray(indices))
-        found = gather(dist, mine, world, None).numpy()
-        for other, blocks in enumerate(every):
-            if rank == 0 and done < len(blocks):
-                begin, end = blocks[done]
-                sink(begin, found[other, : end - begin])
+        for blocks, found in zip(every, collect(indices, rank, world), strict=False):
+            if found is not None:
+                sink(blocks[done][0], found)
                 if progress is not None:
-                    progress(end)
+                    progress(blocks[done][1])
         done += 1
 
     result: StreamResult | None = None
     if every[rank]:
         result = stream.select(source, k, lambda begin, indices: meet(indices), blocks=every[rank], **options)
     while done < len(every[0]):
-        meet(np.zeros((0, k), np.int32))
+        meet()
     stats = None if result is None else result.stats
     parts = collect([] if stats is None else [stats.raw[begin:end] for begin, end in every[rank]], rank, world)
     if rank:

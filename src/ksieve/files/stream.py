@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,11 +18,14 @@ from ksieve.core.arguments import Backend
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Stats
-from ksieve.files import columns
 from ksieve.planning.plan import Plan
+from ksieve.streaming.running import Running
 
 BLOCK_BYTES = 256 << 20
 """Default bound on the score bytes in memory at a time."""
+
+MOST_ROWS = 32
+"""Rows of a block of tiles: a tile has millions of columns, so that reads are long, and `Running` has short lists."""
 
 Blocks = Sequence[tuple[int, int]]
 """First and last row, exclusive, of each block."""
@@ -105,35 +108,39 @@ def select(
         raise ArgumentError("backend", "'reference' with tiles of columns", "'auto', 'cpu' or 'cuda'")
     chosen = backend if backend != "auto" else "cpu" if by_tiles(source) else choose_backend()
     to_device, to_host = _movers(chosen)
+    rows, width, running = int(source.rows), int(source.width), None
     if by_tiles(source):
-        found = columns.select(
-            source, k, sink, chosen=chosen, movers=(to_device, to_host), block_bytes=block_bytes, progress=progress,
-            blocks=blocks or blocks_of(source),
-        )  # fmt: skip
-        return StreamResult(found[0], None, *found[1:])
-    rows, width = int(source.rows), int(source.width)
+        policy, return_stats = None, False
+        width = max(1, min(width, max(k, block_bytes // (4 * MOST_ROWS))))
     raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
     plan: Plan | None = None
     read_seconds = select_seconds = 0.0
     for begin, end in blocks or blocks_of(source, block_bytes):
+        if by_tiles(source):
+            running = Running(end - begin, k, width, dtype=source.dtype, device=chosen)
         start = time.perf_counter()
-        host = source.rows_block(begin, end)
-        scores = to_device(host)
-        lengths = to_device(np.ascontiguousarray(source.lengths[begin:end], dtype=np.int32))
-        read_seconds += time.perf_counter() - start
-        if plan is None:
-            asked = calls.parse(scores, lengths, k).problem
-            plan = api.plan(
-                rows=asked.rows, width=width, k=k, pitch=asked.pitch, dtype=asked.dtype, device=str(asked.device),
-                policy=policy,
-            )  # fmt: skip
-            _warm_up(plan, scores, lengths, chosen, return_stats)
-            if progress is not None:
-                progress(0)
-        start = time.perf_counter()
+        for first, host, ends in _parts(source, begin, end, width):
+            scores, lengths = to_device(host), to_device(ends)
+            read_seconds += time.perf_counter() - start
+            if plan is None:
+                asked = calls.parse(scores, lengths, k).problem
+                plan = api.plan(
+                    rows=asked.rows, width=width, k=k, pitch=asked.pitch if running is None else None,
+                    dtype=asked.dtype, device=str(asked.device), policy=policy,
+                )  # fmt: skip
+                if running is None:
+                    _warm_up(plan, scores, lengths, chosen, return_stats)
+                if progress is not None:
+                    progress(0)
+            start = time.perf_counter()
+            if running is None:
+                answer = api.topk(scores, lengths, plan=plan, backend=chosen, return_stats=return_stats)
+            else:
+                running.push(scores, first, lengths)
+            select_seconds += time.perf_counter() - start
+            start = time.perf_counter()
         # The copy to the host counts as selection time, because it waits for the kernels.
-        answer = api.topk(scores, lengths, plan=plan, backend=chosen, return_stats=return_stats)
-        indices = to_host(answer[0] if return_stats else answer)
+        indices = to_host(running.finish() if running is not None else answer[0] if return_stats else answer)
         select_seconds += time.perf_counter() - start
         if return_stats:
             raw[begin:end] = answer[1].raw
@@ -153,7 +160,7 @@ def blocks_of(source: Any, block_bytes: int = BLOCK_BYTES, rank: int = 0, world:
 def block_rows(source: Any, block_bytes: int = BLOCK_BYTES) -> int:
     """Rows of a block: as many float32 rows as fit `block_bytes`, if possible a multiple of the sampling strides."""
     if by_tiles(source):
-        return columns.MOST_ROWS
+        return MOST_ROWS
     step = max(1, block_bytes // max(4 * int(source.width), 1))
     period = 128
     return step if step < period else step // period * period
@@ -162,6 +169,14 @@ def block_rows(source: Any, block_bytes: int = BLOCK_BYTES) -> int:
 def by_tiles(source: Any) -> bool:
     """Whether a source is read by tiles of columns."""
     return getattr(source, "tiles", None) is not None
+
+
+def _parts(source: Any, begin: int, end: int, most: int) -> Iterator[tuple[int, Any, NDArray[np.int32]]]:
+    """A block in tiles of at most `most` columns, or as one: first column, scores, and where valid ones end."""
+    if by_tiles(source):
+        yield from source.tiles(begin, end, most)
+    else:
+        yield 0, source.rows_block(begin, end), np.ascontiguousarray(source.lengths[begin:end], dtype=np.int32)
 
 
 def _warm_up(plan: Plan, scores: Any, lengths: Any, backend: Backend, return_stats: bool) -> None:
