@@ -192,10 +192,6 @@ Machine = Cpu | Gpu
 """Where plans run."""
 
 
-Machine = Cpu | Gpu
-"""Where plans run."""
-
-
 def stem_of(backend: str, *words: str) -> str:
     """Name of a result file: "gpu-" and the words on CUDA, else the words and the backend."""
     from ksieve.files.stream import choose_backend
