@@ -214,7 +214,7 @@ NOT_TIMED = {
 
 
 class UnsupportedError(KsieveError):
-    """A library, or one that is there, cannot do what is asked; the message says why."""
+    """A library is not there, or cannot do what is asked; the message says why."""
 
 
 def own_of(operator: Operator) -> Any:

@@ -60,7 +60,7 @@ def told(payload: Facts) -> Iterator[Said]:
         for fault in found.get("wrong", ()):
             yield f"{fault['kind']}, {fault['dtype']}, rows {fault['rows']}: {', '.join(fault['judge'])}"
     if "rounds" in payload["settings"]:
-        yield f"medians of {payload['settings']['rounds']} rounds, of which every answer was verified"
+        yield f"medians of {payload['settings']['rounds']} rounds"
     yield from _notes(results, cases)
 
 
