@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
 from ksieve.core.policy import SamplingPolicy
-from ksieve.planning import shapes, tuned
+from ksieve.planning import tuned
 from ksieve.planning.length_bins import launches
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.plan import Plan
+from ksieve.planning.shapes import Geometry, Shapes
 
 if TYPE_CHECKING:
     from ksieve.backends.cuda.jit.compile import Cubin
@@ -37,14 +38,30 @@ class Variant:
         """Make the plan; `geometry` (threads, ctas_per_sm, ...) changes its storage too, `changes` does not."""
         asked: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "device": device}
         with ExitStack() as stack:
-            stack.enter_context(planned_with(self.shapes_file))
             for known in {tuned.shapes_of(device), tuned.shapes_of(device, dtype)}:
-                stack.enter_context(_geometry(known, self.family, dict(self.geometry)))
+                stack.enter_context(tuned.replaced(known, self._shapes(known, device)))
             plan = api.plan(**asked, family=self.family, policy=self.policy)
         changes: dict[str, Any] = dict(self.changes)
         if "splits" in changes and plan.family == "stream_split":
             changes.setdefault("ctas", rows * changes["splits"])
         return with_workspace(replace(plan, **changes)) if changes else plan
+
+    def _shapes(self, known: Shapes, device: DeviceInfo) -> Shapes:
+        """Launch shapes to plan with in the place of known ones: those of the file, with the fields of `geometry`."""
+        path = Path(self.shapes_file).expanduser()
+        if self.shapes_file and tuned.dtype_of(path) in (known.dtype, None):
+            known = tuned.with_parts(known, tuned.read(path, device, known.dtype), device, path.name)
+        family, changes = self.family, dict[str, Any](self.geometry)
+        if not changes or family is None:
+            return known  # itself: what is computed for it is kept
+        others: dict[str, Any] = {}
+        for part in ("usual", "roomy", "resident", "streamed"):
+            of = getattr(known, part)
+            if isinstance(found := of.get(family), Geometry):
+                others[part] = of | {family: replace(found, **changes)}
+            elif found is not None:
+                others[part] = of | {family: tuple(replace(shape, **changes) for shape in found)}
+        return replace(known, **others)
 
 
 PLANNED = Variant("ksieve")
@@ -67,33 +84,3 @@ def compile_plans(
         found[spec] = made
         progress(len(found), len(specs))
     return found
-
-
-@contextmanager
-def planned_with(path: str) -> Iterator[None]:
-    """Plan with a file of `ksieve tune` for a while."""
-    before = os.environ.get(tuned.VARIABLE)
-    if path:
-        os.environ[tuned.VARIABLE] = path
-    try:
-        yield
-    finally:
-        if path and before is None:
-            del os.environ[tuned.VARIABLE]
-        elif path and before is not None:
-            os.environ[tuned.VARIABLE] = before
-
-
-@contextmanager
-def _geometry(known: shapes.Shapes, family: str | None, changes: Mapping[str, Any]) -> Iterator[None]:
-    """Plan with other launch shapes of a family for a while; the planner knows them as tables alone."""
-    if not changes or family is None:
-        yield
-        return
-    one = {p: getattr(known, p) for p in ("usual", "roomy") if family in getattr(known, p)}
-    several = {p: getattr(known, p) for p in ("resident", "streamed") if family in getattr(known, p)}
-    others: dict[str, Any] = {part: {**of, family: replace(of[family], **changes)} for part, of in one.items()} | {
-        part: {**of, family: tuple(replace(shape, **changes) for shape in of[family])} for part, of in several.items()
-    }
-    with tuned.replaced(known, replace(known, **others)):
-        yield
