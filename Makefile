@@ -43,9 +43,9 @@ test-rest: $(VENV)/.with-$(EXTRAS)  ## of test-all, the tests: those that `make 
 # An environment of its own, 5 GB while it exists: the wheels of PyTorch's lowest version on PyPI bring CUDA along.
 test-floors: $(VENV)-floors/.installed  ## run a selection of tests with the lowest versions that pyproject.toml admits
 	$(VENV)-floors/bin/python -c 'import cuda.core, filelock, matplotlib, numba, platformdirs, rich, safetensors, torch, typer'
-	$(VENV)-floors/bin/python -m pytest -m "not gpu and not extended" $$($(VENV)-floors/bin/python scripts/floors.py tests) $(PYTEST)
+	$(VENV)-floors/bin/python -m pytest -m "not gpu and not extended" $$($(VENV)-floors/bin/python scripts/lowest_versions.py tests) $(PYTEST)
 	$(VENV)-floors/bin/python -c 'from cuda.bindings import nvrtc; nvrtc.nvrtcVersion(); import sys, pytest; sys.exit(pytest.main())' \
-	  -m "not gpu and not extended" $$($(VENV)-floors/bin/python scripts/floors.py cuda)
+	  -m "not gpu and not extended" $$($(VENV)-floors/bin/python scripts/lowest_versions.py cuda)
 
 # The demo compiles the CPU kernels with the lowest Numba: the workers of the tests would wait for the first of them.
 floors-ready: $(VENV)-floors/.dependencies
@@ -143,12 +143,12 @@ $(VENV)/.with-%: $(BIN)/python pyproject.toml lab/pyproject.toml constraints.txt
 
 # Without the project, whose build two installations at a time would disturb: .ci/run makes this beside other steps.
 # What is imported of it is compiled then; pip would compile all.
-$(VENV)-floors/.dependencies: pyproject.toml lab/pyproject.toml scripts/floors.py
+$(VENV)-floors/.dependencies: pyproject.toml lab/pyproject.toml scripts/lowest_versions.py
 	@$(MAKE) --no-print-directory VENV=$(VENV)-floors $(VENV)-floors/bin/python
 	@echo "installing the lowest versions into $(VENV)-floors"
-	@$(VENV)-floors/bin/python scripts/floors.py requirements >$(VENV)-floors/constraints.txt
+	@$(VENV)-floors/bin/python scripts/lowest_versions.py requirements >$(VENV)-floors/constraints.txt
 	@$(VENV)-floors/bin/python -m pip install --quiet --no-cache-dir --no-compile \
-	  --constraint $(VENV)-floors/constraints.txt $$($(VENV)-floors/bin/python scripts/floors.py installed)
+	  --constraint $(VENV)-floors/constraints.txt $$($(VENV)-floors/bin/python scripts/lowest_versions.py installed)
 	@touch $@
 
 $(VENV)-floors/.installed: $(VENV)-floors/.dependencies

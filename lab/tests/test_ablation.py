@@ -15,10 +15,10 @@ from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import PAPER_128
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
 from ksieve.planning.devices import DEVICES
-from ksieve_lab.bench import ablation, record, tables
+from ksieve_lab.bench import ablation, catalog, record
 from ksieve_lab.bench.ablation import activation, phases, steps
 from ksieve_lab.bench.ablation.paper import PAPER
-from ksieve_lab.bench.targets import Cpu, machine_of, read_prefixes
+from ksieve_lab.bench.machines import Cpu, machine_of, read_prefixes
 from ksieve_lab.report import figures, told
 
 PAPER_TEXT = ROOT.parent / "shared" / "paper" / "000_cc15b63c323d553e.txt"
@@ -29,7 +29,7 @@ def payload():
     """Two calls of 40 rows over 20,000 keys, and four cells of the activation sweep."""
     small = {"backend": "cpu", "step_tokens": 80, "budget_bytes": 20_000 * 4 * 40}
     fixed = small | {"widths": (4096, 8192), "rows": (3, 5)}
-    return replace(tables.find("ablation-cpu"), fixed=fixed).run(shapes="20000", k=128, rounds=1)
+    return replace(catalog.find("ablation-cpu"), fixed=fixed).run(shapes="20000", k=128, rounds=1)
 
 
 def test_every_variant_of_every_part_is_measured_and_exact(payload):
@@ -128,7 +128,7 @@ def test_the_crossover_is_a_median_over_cells():
 
 def test_arguments_are_checked_before_anything_runs():
     with pytest.raises(ArgumentError, match=r"^only: got 'speed'"):
-        tables.find("ablation").read(only="speed")
+        catalog.find("ablation").read(only="speed")
     with pytest.raises(ArgumentError, match=r"^backend: got 'tpu'"):
         machine_of("tpu")
     with pytest.raises(ArgumentError, match=r"^scores: got 'factors:x'"):

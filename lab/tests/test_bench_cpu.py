@@ -16,12 +16,12 @@ from ksieve.cli import exits
 from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.planning.tune.timing import Contender
-from ksieve_lab.bench import cpu, record, runner, startup, tables
+from ksieve_lab.bench import catalog, cpu, record, runner, startup
 from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.report import told
 
-BENCH = tables.find("cpu")
+BENCH = catalog.find("cpu")
 FEW = replace(BENCH, fixed={"short": ((30, 70, 4), (5, 9, 9)), "optional": ((3, 4000, 50),), "searched": ((1024, 50),)})
 
 

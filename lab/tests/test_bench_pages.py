@@ -10,7 +10,7 @@ from conftest import ROOT
 
 from bench_host import ENVIRONMENT
 from ksieve_lab.bench import record, shape_lists
-from ksieve_lab.bench.tables import BENCHES
+from ksieve_lab.bench.catalog import BENCHES
 from ksieve_lab.report import specs, tables, told
 from ksieve_lab.report.specs import gpu
 from ksieve_lab.report.tables import Column, File, InexactError, MissingKeyError, Table

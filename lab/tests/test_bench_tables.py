@@ -20,7 +20,7 @@ from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune import timing
 from ksieve.planning.tune.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard
-from ksieve_lab.bench import gpu, options, record, runner, shape_lists, tables
+from ksieve_lab.bench import catalog, gpu, options, record, runner, shape_lists
 from ksieve_lab.report import specs, told
 from ksieve_lab.report.tables import File, cells
 
@@ -61,24 +61,24 @@ def test_a_bench_runs_and_writes_its_file(request, tmp_path, monkeypatch, name):
     stem, line = RUNS[name]
     if name in ("trace", "ablation-cpu"):
         small = {"step_tokens": 128, "budget_bytes": 100_000} if name == "trace" else {"step_tokens": 20}
-        table = [replace(b, fixed={**b.fixed, **small}) if b.name == name else b for b in tables.BENCHES]
-        monkeypatch.setattr(tables, "BENCHES", table)
+        table = [replace(b, fixed={**b.fixed, **small}) if b.name == name else b for b in catalog.BENCHES]
+        monkeypatch.setattr(catalog, "BENCHES", table)
     done = invoke(name, *line.split(), "--out", tmp_path)
     assert done.exit_code == 0, (done.output, done.exception)
     written = record.read_json(tmp_path / f"{stem}.json")
-    bench = tables.find(name)
+    bench = catalog.find(name)
     assert written["bench"] == (bench.kind or name) and written["results"]
     assert all(told.verdicts(written))
     assert invoke(name, *line.split(), "--quiet").stdout == ""
 
 
 def test_every_bench_is_run_by_a_test():
-    assert set(RUNS) | ELSEWHERE == {bench.name for bench in tables.BENCHES} and not set(RUNS) & ELSEWHERE
-    for bench in tables.BENCHES:
+    assert set(RUNS) | ELSEWHERE == {bench.name for bench in catalog.BENCHES} and not set(RUNS) & ELSEWHERE
+    for bench in catalog.BENCHES:
         assert bench.line and bench.read().stem, bench.name
 
 
-@pytest.mark.parametrize("bench", tables.BENCHES, ids=lambda bench: bench.name)
+@pytest.mark.parametrize("bench", catalog.BENCHES, ids=lambda bench: bench.name)
 def test_a_bench_refuses_what_it_cannot_use(bench):
     values = {
         "shapes": "wide,", "only": "nothing like it", "k": 0, "dtype": "float64", "scores": "factors:absent",
@@ -123,7 +123,7 @@ def test_refusals_name_the_option(line, words):
 
 def test_shapes_of_a_text():
     assert len(shape_lists.OPERATOR) == 20 and len(shape_lists.DECODE) == 63 and len(shape_lists.SHORT) == 90
-    read = tables.find("gpu").read
+    read = catalog.find("gpu").read
     assert read().shapes == shape_lists.Listed(list(shape_lists.OPERATOR), "causal", "operator")
     assert read(shapes="decode:full").shapes.how == "full" and read(shapes="decode").shapes.how == "ragged"
     assert read(shapes="3x7, 5X4k").shapes == shape_lists.Listed([(3, 7), (5, 4096)], "causal")
@@ -149,7 +149,7 @@ def test_peers_and_plans_of_our_own(tmp_path):
     assert runner.contenders("all,stream") == (None, [Variant("stream", "stream")])
     assert runner.contenders("stream")[0] == [] and runner.contenders("none") == ([], [])
     assert runner.contenders('[{"family": "stream"}]')[1][0].family == "stream"
-    slow = tables.find("trace")
+    slow = catalog.find("trace")
     assert slow.read().torch_rounds == 0 and slow.read(peers="torch.topk").torch_rounds == 1
 
 
@@ -163,7 +163,7 @@ def test_a_result_file_keeps_the_kind_of_its_scores():
 
 def test_shapes_are_measured_and_judged(host):
     found = []
-    bench = tables.find("gpu")
+    bench = catalog.find("gpu")
     made = bench.run(runner.Live(each=found.append), shapes="8x4096,16x4096,16x9000", k=64, peers="all,stream")
     assert made["results"]["shapes"] == [gpu.compact(case) for case in found] and len(found) == 3
     shape = made["results"]["shapes"][0]
@@ -231,7 +231,7 @@ def test_named_benches_are_drawn(host, monkeypatch, tmp_path, bench):
 
 
 def test_a_trace_is_summed(host):
-    bench = tables.find("trace")
+    bench = catalog.find("trace")
     small = replace(bench, fixed={"step_tokens": 128, "budget_bytes": 100_000, "decode_steps": 2, "batch": 3})
     made = small.run(shapes="300", k=16)
     found = made["results"]["traces"]["300"]
@@ -268,7 +268,7 @@ def test_the_worst_case_is_found(host):
         return {"family": "descending", "rows": rows, "width": 8, "selectors": selectors}
 
     some = [case(1, 0.5), case(2, 0.25), case(3, 0.1, exact=False), {"family": "x", "skipped": "y"}]
-    found = gpu.found_worst(some, tables.find("worst").read())["worst"]
+    found = gpu.found_worst(some, catalog.find("worst").read())["worst"]
     assert found == {"descending": {"ksieve": {"ratio": 4.0, "rows": 2, "width": 8}}, "x": {}}
 
 
@@ -276,7 +276,7 @@ def test_the_worst_case_is_found(host):
 
 
 def test_the_general_list_is_long_and_every_case_has_a_plan():
-    listed = gpu.of_everything(tables.find("general").read())
+    listed = gpu.of_everything(catalog.find("general").read())
     assert len({case.ask for case in listed}) == len(listed) >= 40
     assert set(shape_lists.MANY_SHORT) < set(shape_lists.GENERAL)
     for name in ("h100", "b200", "a100"):
@@ -297,7 +297,7 @@ def test_every_dtype_is_timed_beside_torch(host, monkeypatch):
     monkeypatch.setattr(bench_host, "OWN_US", 2 * OTHER_US)
     found = payload("general", shapes="30x70:4", dtype="float32")["results"]
     assert found["slower"] == ["30 x 70, top 4, float32"] and found["over_torch"]["least"] == 0.5
-    assert gpu.found_general([], tables.find("general").read()) == {"shapes": [], "over_torch": None, "slower": []}
+    assert gpu.found_general([], catalog.find("general").read()) == {"shapes": [], "over_torch": None, "slower": []}
 
 
 # ---- serving options --------------------------------------------------------------------------------------

@@ -19,12 +19,12 @@ from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 from ksieve_lab.captures.format import Capture, open_capture
 from ksieve_lab.captures.writer import CaptureWriter
+from ksieve_lab.read_counts import check_traffic
 from ksieve_lab.study import calibrate as calibration
 from ksieve_lab.study import costs, predict
 from ksieve_lab.study.intervals import estimate_mean, estimate_rate, wilson
 from ksieve_lab.study.measure import KEPT
 from ksieve_lab.study.ranked import rank_rows
-from ksieve_lab.traffic import check_traffic
 from ksieve_lab.workloads import write_synthetic
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -17,7 +17,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
 from ksieve.planning.tune import timing
 from ksieve.planning.tune.timing import Timing
-from ksieve_lab.bench import chain, floor, tables
+from ksieve_lab.bench import catalog, chain, floor
 from ksieve_lab.captures import factors
 from ksieve_lab.chain import producers
 from ksieve_lab.report import figures
@@ -25,7 +25,7 @@ from ksieve_lab.report import figures
 torch = pytest.importorskip("torch")
 
 SMALL = replace(
-    tables.find("chain"),
+    catalog.find("chain"),
     fixed={"producer": "triton", "heads": 64, "dim": 32, "step_tokens": 700, "budget_bytes": 4 * 1000 * 90},
 )
 
@@ -155,7 +155,7 @@ def test_the_command_prints_the_share_and_the_papers(on_the_host, monkeypatch, t
     monkeypatch.setattr(timing, "measure", fake_measure([]))
     payload = run_small()
     payload["results"]["requests"][0]["request"] = "245K"
-    monkeypatch.setattr(tables, "BENCHES", [replace(SMALL, measure=lambda settings, live: payload)])
+    monkeypatch.setattr(catalog, "BENCHES", [replace(SMALL, measure=lambda settings, live: payload)])
     done = CliRunner().invoke(app, ["bench", "chain", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "gpu-chain.json").exists()

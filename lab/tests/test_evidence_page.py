@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from conftest import ROOT
 
-from ksieve_lab.bench import ablation, chain, record, tables
+from ksieve_lab.bench import ablation, catalog, chain, record
 from ksieve_lab.report import specs
 from ksieve_lab.report.tables import File
 from ksieve_lab.traces import replay
@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "guide" / "evidence.md"
 def test_every_result_becomes_tables_beside_the_papers_numbers(tmp_path):
     """Payloads as they come back from disk: keys are text there."""
     made = {
-        "ablation": replace(tables.find("ablation-cpu"), fixed=SMALL).run(shapes="20000", k=128, rounds=1),
+        "ablation": replace(catalog.find("ablation-cpu"), fixed=SMALL).run(shapes="20000", k=128, rounds=1),
         "replay": replay.run(
             replay.Trace.of_requests("tiny", [{"prompt": 300, "decode_steps": 2}], k=16), backend="cpu", rounds=1
         ),

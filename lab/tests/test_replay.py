@@ -10,8 +10,7 @@ import pytest
 import ksieve
 import ksieve_lab
 from ksieve.core.errors import ArgumentError, FileFormatError
-from ksieve_lab.bench import record
-from ksieve_lab.bench import targets as machines
+from ksieve_lab.bench import machines, record
 from ksieve_lab.report import figures
 from ksieve_lab.traces import replay
 from ksieve_lab.traces.serving import Invocation, invocations

@@ -12,7 +12,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import PAPER_128, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
 from ksieve.model import reference
-from ksieve_lab.traffic import ROUTE_SCANS, check_traffic, expected_reads, expected_traffic
+from ksieve_lab.read_counts import ROUTE_SCANS, check_traffic, expected_reads, expected_traffic
 
 
 def test_formula_is_the_mean_of_the_table():

@@ -27,7 +27,7 @@ from ksieve.core.keys import widen
 from ksieve.core.policy import POLICIES as NAMED
 from ksieve.model import reference
 from ksieve_lab.oracle import assert_exact, assert_served
-from ksieve_lab.traffic import check_traffic
+from ksieve_lab.read_counts import check_traffic
 from parts import but_for
 
 CITED: dict[str, list[str]] = {}

@@ -10,7 +10,7 @@ import pytest
 from bench_host import payload
 from gpu import runner
 from ksieve_lab.bench import adversarial_gpu as hard
-from ksieve_lab.bench import scores, tables
+from ksieve_lab.bench import catalog, scores
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
@@ -45,7 +45,7 @@ def test_the_worst_case():
 
 def test_a_trace():
     small = {"step_tokens": 4096, "budget_bytes": 100_000_000, "decode_steps": 2, "batch": 2}
-    bench = dataclasses.replace(tables.find("trace"), fixed=small)
+    bench = dataclasses.replace(catalog.find("trace"), fixed=small)
     found = bench.run(shapes="9000", k=512, peers="none", rounds=1)["results"]["traces"]["9000"]
     for call in found["invocations"]:
         sound(call)

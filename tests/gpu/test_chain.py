@@ -55,10 +55,10 @@ def test_the_same_factors_give_the_same_bits():
 
 
 def test_a_small_chain_is_exact_for_every_selector():
-    from ksieve_lab.bench import tables
+    from ksieve_lab.bench import catalog
 
     small = {"producer": "triton", "heads": 32, "dim": 64, "step_tokens": 2000, "budget_bytes": 4 * 30_000 * 600}
-    bench = replace(tables.find("chain"), fixed=small)
+    bench = replace(catalog.find("chain"), fixed=small)
     payload = bench.run(shapes="30000", k=512, peers="torch.topk", rounds=2)
     (request,) = payload["results"]["requests"]
     assert {"ksieve, tiles", "ksieve, candidates"} < request["selectors"].keys()

@@ -73,12 +73,12 @@ def test_a_trace_is_replayed_beside_the_floor():
 
 
 def test_the_ablations_run_and_every_answer_is_exact():
-    from ksieve_lab.bench import tables
+    from ksieve_lab.bench import catalog
     from ksieve_lab.bench.ablation.phases import PHASES
     from ksieve_lab.report import told
 
     small = {"backend": "cuda", "step_tokens": 4500, "budget_bytes": 4 * 70_000 * 1600, "widths": (16_384, 65_536)}
-    bench = replace(tables.find("ablation"), fixed=small | {"rows": (64, 512)})
+    bench = replace(catalog.find("ablation"), fixed=small | {"rows": (64, 512)})
     payload = bench.run(shapes="70000", rounds=2)
     assert all(told.verdicts(payload))
     step = payload["results"]["steps"]["70000"]

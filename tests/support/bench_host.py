@@ -14,7 +14,7 @@ from ksieve.backends.cuda.jit import cache
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import tasks, timing
-from ksieve_lab.bench import floor, record, tables
+from ksieve_lab.bench import catalog, floor, record
 
 H200 = DEVICES["h200"]
 FLOOR_US, OWN_US, OTHER_US = 10.0, 12.5, 20.0
@@ -96,7 +96,7 @@ def invoke(*words):
 
 def payload(name, **asked):
     """Results of a bench whose options are as on the command line."""
-    return tables.find(name).run(**asked)
+    return catalog.find(name).run(**asked)
 
 
 def factor_file(path, queries=5, keys=40, heads=2):

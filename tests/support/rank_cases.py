@@ -15,7 +15,7 @@ from ksieve.distributed.plans import ShardPlan
 from ksieve.distributed.protocol import NOTHING, agree, marked
 from ksieve.distributed.ranks import _merged, ordered_keys
 from ksieve.distributed.schedules import LINKS, Pairs, Samples, Shape
-from ksieve_lab.simulator import run_together
+from ksieve_lab.rank_simulator import run_together
 
 KINDS = {
     "normal": lambda rng, shape: rng.standard_normal(shape),

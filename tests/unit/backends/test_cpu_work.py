@@ -13,12 +13,12 @@ import pytest
 import ksieve
 from ksieve.backends.cpu import runner
 from ksieve.model import guess
-from ksieve_lab.bench import aimed
+from ksieve_lab.bench import cpu_worst_rows
 
 MOST = 6
 """Times a random row's work that contract line C21 allows any row."""
 
-SHAPES = [*aimed.SHAPES, (32_768, 100), (8192, 100), (4096, 2048)]
+SHAPES = [*cpu_worst_rows.SHAPES, (32_768, 100), (8192, 100), (4096, 2048)]
 
 
 @pytest.mark.extended
@@ -26,7 +26,7 @@ SHAPES = [*aimed.SHAPES, (32_768, 100), (8192, 100), (4096, 2048)]
 @pytest.mark.parametrize("policy", [None, "direct"])
 def test_no_row_that_a_search_finds_costs_more(width: int, k: int, policy: str | None) -> None:
     plan = ksieve.plan(rows=1, width=width, k=k, policy=policy)
-    found = aimed.search(plan, 400, seed=5)
+    found = cpu_worst_rows.search(plan, 400, seed=5)
     print(f"{width} {k}: {found.times_random:.2f}")
     assert 1 <= found.times_random <= MOST
 
@@ -39,11 +39,11 @@ def test_a_row_aimed_at_a_known_guess_costs_no_more_under_another_seed() -> None
     assert plan.policy is not None
     row[plan.policy.view(0, width)] -= 10
     for attempt in range(guess.MOST_GUESSES):
-        row[guess.positions(guess.state_of(aimed.KNOWN_SEED, 0, attempt), width)] += 10
+        row[guess.positions(guess.state_of(cpu_worst_rows.KNOWN_SEED, 0, attempt), width)] += 10
     plain = np.random.default_rng(2).random((1, width), dtype=np.float32)
     usual = runner.row_work(plan, plain, 77)[0]
     assert runner.row_work(plan, row[None], 77)[0] <= MOST * usual
-    assert runner.row_work(plan, row[None], aimed.KNOWN_SEED)[0] > runner.row_work(plan, row[None], 77)[0]
+    assert runner.row_work(plan, row[None], cpu_worst_rows.KNOWN_SEED)[0] > runner.row_work(plan, row[None], 77)[0]
 
 
 def test_no_answer_depends_on_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import ksieve
 import ksieve_lab
-from ksieve_lab.bench import tables
+from ksieve_lab.bench import catalog
 from ksieve_lab.captures import CaptureWriter
 
 BARE = """
@@ -37,7 +37,7 @@ for line in json.load(sys.stdin):
 """
 """Runs commands where only the base dependencies are installed."""
 
-FIGURES = tuple(f"bench {bench.name}" for bench in tables.BENCHES if bench.figures)
+FIGURES = tuple(f"bench {bench.name}" for bench in catalog.BENCHES if bench.figures)
 WRONG = {
     "study absent.safetensors --figures f": "absent.safetensors: no such file",
     "study s.safetensors --figures f --k 0": "--k: got 0",

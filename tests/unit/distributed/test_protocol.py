@@ -13,7 +13,7 @@ from ksieve.distributed import LINKS, Contiguous, Digits, Interleaved, Link, Pai
 from ksieve.distributed.protocol import AllGather, AllReduce
 from ksieve.distributed.schedules import Message, candidates, check_link, messages
 from ksieve_lab import simulate
-from ksieve_lab.simulator import run_together
+from ksieve_lab.rank_simulator import run_together
 from sharded import check_simulated, expected
 
 hypothesis = pytest.importorskip("hypothesis")

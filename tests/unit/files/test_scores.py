@@ -20,7 +20,7 @@ from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
 from ksieve.files import load_array, open_scores, scores, stream
 from ksieve.files.columns import JoinedColumns, share_lengths
 from ksieve.files.save import save_scores, write_header
-from ksieve_lab.captures.reader import reader
+from ksieve_lab.captures.factor_reader import reader
 from ksieve_lab.captures.writer import CaptureWriter, write_factors
 
 ROWS, WIDTH, K = 9, 300, 7
@@ -272,7 +272,7 @@ def test_readers_of_other_packages(tmp_path, monkeypatch, no_readers):
     write_factors(factors, q=made, keys=np.ones((50, 8), "f4"), weights=np.ones((4, 2), "f4"), k=5)
     with pytest.raises(FileFormatError, match=r"a capture of ksieve's laboratory, .*: pip install ./lab in a clone"):
         open_scores(factors)
-    entry = EntryPoint("captures", "ksieve_lab.captures.reader:reader", scores.GROUP)
+    entry = EntryPoint("captures", "ksieve_lab.captures.factor_reader:reader", scores.GROUP)
     monkeypatch.setattr(scores, "entry_points", lambda *, group: [entry] if group == scores.GROUP else [])
     with open_scores(factors) as source:
         assert (source.rows, source.width, source.k, source.lengths.tolist()) == (4, 50, 5, [47, 48, 49, 50])

@@ -11,17 +11,17 @@ from ksieve.core.errors import ArgumentError
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import tasks
 from ksieve.planning.tune.timing import Contender
-from ksieve_lab.bench import block_rows, calls, floor, glue, gpu, runner, scores
-from ksieve_lab.bench.glue import Steps
+from ksieve_lab.bench import block_rows, calls, floor, gpu, runner, scores, torch_steps
 from ksieve_lab.bench.gpu import Here
 from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.scores import in_blocks
+from ksieve_lab.bench.torch_steps import Steps
 
 OWN, BARE, WRITE = "ksieve", "selection", "write"
 """The call; the same without forced entries, expansion and tail; a plain write of its output."""
 
-AROUND = {"around ksieve": glue.by_ksieve, "around torch": glue.by_torch}
+AROUND = {"around ksieve": torch_steps.by_ksieve, "around torch": torch_steps.by_torch}
 """The same result from PyTorch operations, around ``ksieve.topk`` without options and around ``torch.topk``."""
 
 READ = "plain read"
@@ -185,9 +185,9 @@ def _measure(case: Case, here: Here) -> Facts:
 
 
 def _around(
-    select: glue.Select, steps: Steps, matrices: Any, lengths: Any, given: dict[str, Any], outs: Any, i: int
+    select: torch_steps.Select, steps: Steps, matrices: Any, lengths: Any, given: dict[str, Any], outs: Any, i: int
 ) -> None:
-    glue.around(select, steps, matrices[i], lengths, given, outs[i])
+    torch_steps.around(select, steps, matrices[i], lengths, given, outs[i])
 
 
 def _ratios(selectors: Mapping[str, Facts]) -> Facts:

@@ -2,8 +2,8 @@
 
 `_compare` times the contenders on ordinary rows, and `_short` ksieve and torch on many short ones. `_hostile` compares
 adversarial families with plain random rows of the same shape, and `_aimed` does the same with rows that a search finds
-(`ksieve_lab.bench.aimed`). `_options` compares calls with options with the plain call. `ksieve_lab.bench.startup`
-measures the costs outside a call.
+(`ksieve_lab.bench.cpu_worst_rows`). `_options` compares calls with options with the plain call.
+`ksieve_lab.bench.startup` measures the costs outside a call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune.timing import Contender
-from ksieve_lab.bench import aimed, startup
+from ksieve_lab.bench import cpu_worst_rows, startup
 from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.shape_lists import words
@@ -277,7 +277,7 @@ def _in_turns(scores: F32, plain: F32, plan: Plan, rounds: int) -> Facts:
 def _aimed(width: int, k: int, rounds: int, seed: int) -> Iterator[Facts]:
     """Search for the row of a width that costs the most, and time it and a plain one in turns."""
     plan = api.plan(rows=1, width=width, k=k)
-    found = aimed.search(plan, aimed.STEPS, seed)
+    found = cpu_worst_rows.search(plan, cpu_worst_rows.STEPS, seed)
     plain = find_producer(BASELINE)(1, width, seed=seed, k=k)
     yield {
         "work": found.work, "random_work": found.random_work, "times_random": found.times_random,

@@ -9,7 +9,7 @@ import typer
 from ksieve.cli import further
 from ksieve.cli.app import SETTINGS, add, app, main
 from ksieve.files.scores import READERS
-from ksieve_lab.captures.reader import reader
+from ksieve_lab.captures.factor_reader import reader
 from ksieve_lab.cli import bench, captures, demo, replay, study, synth
 from ksieve_lab.cli.commands import COMMANDS
 

@@ -12,7 +12,7 @@ import typer
 from ksieve.cli import exits, terminal
 from ksieve.cli.options import count, words
 from ksieve.core.errors import ArgumentError
-from ksieve_lab.bench import tables
+from ksieve_lab.bench import catalog
 from ksieve_lab.bench.runner import Live
 from ksieve_lab.bench.shape_lists import SHAPES
 from ksieve_lab.cli import results
@@ -24,7 +24,7 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", autocompletion=words(*(each.name for each in tables.BENCHES)), help="A bench of the list."
+            metavar="NAME", autocompletion=words(*(each.name for each in catalog.BENCHES)), help="A bench of the list."
         ),
     ],
     shapes: Annotated[
@@ -79,7 +79,7 @@ def bench(
         "shapes": shapes, "only": only, "k": k, "dtype": dtype, "scores": scores, "peers": peers, "rounds": rounds,
         "seed": seed,
     }  # fmt: skip
-    chosen = tables.find(name)
+    chosen = catalog.find(name)
     if figures is not None and not chosen.figures:
         raise ArgumentError("figures", str(figures), f"nothing in bench {name}, whose results have no figures")
     settings = chosen.read(**asked)
@@ -97,7 +97,7 @@ def bench(
     exits.judge(told.verdicts(payload))
 
 
-bench.__doc__ = "\n\n".join([str(bench.__doc__), *(f"{each.name}: {each.line}" for each in tables.BENCHES)])
+bench.__doc__ = "\n\n".join([str(bench.__doc__), *(f"{each.name}: {each.line}" for each in catalog.BENCHES)])
 
 
 def _phase(description: str, unit: str) -> Any:

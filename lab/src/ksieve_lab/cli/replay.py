@@ -11,8 +11,8 @@ from ksieve.cli import exits, files, terminal
 from ksieve.cli.options import Backend, BackendName, PolicyName, checked, count, flag, output
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
+from ksieve_lab.bench.machines import check_anywhere
 from ksieve_lab.bench.runner import libraries
-from ksieve_lab.bench.targets import check_anywhere
 from ksieve_lab.cli import results
 from ksieve_lab.cli.results import Figures, Out
 
@@ -79,7 +79,7 @@ def replay(
     Prompts are split into scheduler steps, and steps into calls whose score matrix fits a budget; decoding adds a call
     per token. Every call and a plain read of the same valid scores are timed, and every answer is verified.
     """
-    from ksieve_lab.bench.targets import stem_of
+    from ksieve_lab.bench.machines import stem_of
     from ksieve_lab.traces import replay as traces
 
     if (trace is not None) + example + (prompt is not None) != 1:

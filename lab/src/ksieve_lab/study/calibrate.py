@@ -22,6 +22,7 @@ from ksieve.core.stats import Stats
 from ksieve.planning.devices import DEVICES
 from ksieve_lab.bench import record
 from ksieve_lab.captures.format import BLOCK_BYTES, Capture
+from ksieve_lab.read_counts import check_traffic, expected_traffic
 from ksieve_lab.study.costs import DEVICE_COSTS, DeviceCost
 from ksieve_lab.study.measure import KEPT
 from ksieve_lab.study.predict import (
@@ -40,7 +41,6 @@ from ksieve_lab.study.ranked import RankedRow, rank_rows, require_cuda
 from ksieve_lab.study.rows import ROWS, eligible_rows, read_blocks
 from ksieve_lab.study.run import check_device, suggested_k
 from ksieve_lab.study.views import statistics_sizes
-from ksieve_lab.traffic import check_traffic, expected_traffic
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -22,10 +22,10 @@ from ksieve.model import reference
 from ksieve.planning import length_bins
 from ksieve.planning.plan import Plan
 from ksieve_lab.captures.format import Capture
+from ksieve_lab.read_counts import KEPT_SCANS, ROUTE_SCANS
 from ksieve_lab.study.ranked import RankedRow
 from ksieve_lab.study.tally import RankTally
 from ksieve_lab.study.views import UNUSABLE, realised_ranks, statistics_sizes
-from ksieve_lab.traffic import KEPT_SCANS, ROUTE_SCANS
 
 HOLDS = 0.05
 """Scans of a row beyond the first and the view, on average, up to which sampling holds: one row in twenty once more."""

@@ -25,7 +25,7 @@ from ksieve.core.paths import as_path, read_utf8, unreadable
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.text import parse_json
 from ksieve_lab.bench import record
-from ksieve_lab.bench.targets import DISTRIBUTIONS, Machine, machine_of
+from ksieve_lab.bench.machines import DISTRIBUTIONS, Machine, machine_of
 from ksieve_lab.captures.format import Capture, open_capture
 from ksieve_lab.captures.recorder import CALLS_KEY
 from ksieve_lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations

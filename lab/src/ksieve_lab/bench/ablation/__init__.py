@@ -14,8 +14,8 @@ from ksieve.core.policy import LINES_128
 from ksieve_lab.bench.ablation import activation, steps
 from ksieve_lab.bench.ablation.paper import PAPER
 from ksieve_lab.bench.chain import terminal_step
+from ksieve_lab.bench.machines import Choice, Gpu, Machine, machine_of
 from ksieve_lab.bench.runner import Facts, Live, Settings
-from ksieve_lab.bench.targets import Choice, Gpu, Machine, machine_of
 from ksieve_lab.traces.serving import Invocation
 
 PARTS = tuple(PAPER)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ksieve.core.policy import PAPER_64, PAPER_128
-from ksieve_lab.bench.targets import DISTRIBUTIONS, Choice, Machine
+from ksieve_lab.bench.machines import DISTRIBUTIONS, Choice, Machine
 from ksieve_lab.workloads.lengths import LENGTHS
 
 WIDTHS = tuple(1024 * n for n in (16, 24, 32, 40, 48, 56, 64))

@@ -29,7 +29,7 @@ from ksieve.backends.cuda.runtime import launch
 from ksieve.checking.verify import verify
 from ksieve.core.errors import BackendError, VerificationError
 from ksieve.planning.plan import Plan
-from ksieve_lab.bench.targets import Choice, Gpu, plan_for
+from ksieve_lab.bench.machines import Choice, Gpu, plan_for
 
 PHASES = ("proposal", "scan", "verdict", "refinement")
 """Clearing the storage and proposing a boundary; the complete scan; checking it, with any rescue or recovery; exact

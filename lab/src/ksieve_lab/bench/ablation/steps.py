@@ -16,7 +16,7 @@ import numpy as np
 
 from ksieve.core.policy import LINES_128, PAPER_128, SamplingPolicy
 from ksieve.core.stats import Route, Stats
-from ksieve_lab.bench.targets import Choice, Machine
+from ksieve_lab.bench.machines import Choice, Machine
 from ksieve_lab.traces.serving import Invocation
 
 MARGINS = (1.0, 1.25, 1.5, 1.75, 2.0)

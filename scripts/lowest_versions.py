@@ -46,7 +46,7 @@ def paths_of(names: tuple[str, ...]) -> list[str]:
     """Find each test file, in any folder."""
     found = {name: [*(ROOT / "tests").rglob(f"{name}.py"), *(ROOT / "lab").rglob(f"{name}.py")] for name in names}
     if unknown := [name for name, paths in found.items() if len(paths) != 1]:
-        raise SystemExit(f"scripts/floors.py: not exactly one file each: {', '.join(unknown)}")
+        raise SystemExit(f"scripts/lowest_versions.py: not exactly one file each: {', '.join(unknown)}")
     return [str(path.relative_to(ROOT)) for paths in found.values() for path in paths]
 
 

@@ -9,10 +9,10 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve_lab.bench import (
     ablation,
-    aimed,
     blocks,
     chain,
     cpu,
+    cpu_worst_rows,
     engine_switch,
     engines,
     first_calls,
@@ -24,8 +24,8 @@ from ksieve_lab.bench import (
 )
 from ksieve_lab.bench import adversarial_gpu as hard
 from ksieve_lab.bench.ablation import activation
+from ksieve_lab.bench.machines import check_anywhere
 from ksieve_lab.bench.runner import Bench, Facts, Settings, contenders, libraries
-from ksieve_lab.bench.targets import check_anywhere
 from ksieve_lab.chain import producers
 from ksieve_lab.traces.serving import BUDGET_BYTES, STEP_TOKENS
 
@@ -169,7 +169,7 @@ BENCHES = (
         "cpu", "The CPU backend, torch.topk, argpartition and a plain read: --scores endpoint,FILE.", cpu.cases,
         cpu.measure, "cpu-{threads}-threads", reader=shape_lists.plain, source=cpu.sources_of, dtype=None, peers=None,
         rounds=9, figures=False,
-        fixed={"short": shape_lists.MANY_SHORT, "optional": ((32, 50_257, 50),), "searched": aimed.SHAPES},
+        fixed={"short": shape_lists.MANY_SHORT, "optional": ((32, 50_257, 50),), "searched": cpu_worst_rows.SHAPES},
     ),
 )  # fmt: skip
 """Every bench, in the order of ``ksieve bench --help``."""
