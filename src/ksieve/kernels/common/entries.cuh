@@ -74,8 +74,9 @@ template <class AnyRow> __device__ __forceinline__ AnyRow others_of(const Entrie
 }
 
 // The slots of a row: `selected` ones of its other entries, and the forced ones that have room. Of these, the tie-break
-// chooses.
-struct SlotOrder {
+// chooses. `others` is the row without forced entries.
+template <class AnyRow, bool kSome = kForcedEnds> struct Slots {
+  AnyRow row; // all of its entries: positions in slots count from its first one
   int selected;
   int before; // number of the first entry that is not forced
   int first;  // forced entries [first, first + firsts) and [last, last + lasts)
@@ -83,11 +84,12 @@ struct SlotOrder {
   int last;
   int lasts;
 
-  template <class AnyRow>
-  __device__ __forceinline__ SlotOrder(const Params& p, const Entries<AnyRow>& all)
-      : selected(min(max(all.row.length - all.before - all.behind, 0), max(all.row.slots - kForced, 0))),
-        before(all.before), first(0), firsts(all.before), last(all.row.length - all.behind), lasts(all.behind) {
-    const int left_out = max(firsts + lasts - all.row.slots, 0);
+  __device__ __forceinline__ Slots(const Params& p, const AnyRow& others)
+      : Slots(p, load_entries<AnyRow>(p, others.id)) {}
+  __device__ __forceinline__ Slots(const Params& p, const Entries<AnyRow>& all)
+      : row(all.row), selected(min(max(row.length - all.before - all.behind, 0), max(row.slots - kForced, 0))),
+        before(all.before), first(0), firsts(all.before), last(row.length - all.behind), lasts(all.behind) {
+    const int left_out = max(firsts + lasts - row.slots, 0);
     const bool high = p.options.flags & kHighest;
     const int ahead = high ? min(left_out, firsts) : left_out - min(left_out, lasts); // of the first ones
     first = high ? ahead : 0;
@@ -96,7 +98,7 @@ struct SlotOrder {
     lasts -= left_out - ahead;
   }
 
-  __device__ __forceinline__ int used() const { return selected + firsts + lasts; }
+  __device__ __forceinline__ int used(int = 0) const { return selected + firsts + lasts; }
 
   // Returns the entry of a slot, counted from the row's first one, given that other(i) returns the i-th selected one of
   // those that are not forced; -1 for an unused slot. Without an order forced entries come last, so that no slot moves.
@@ -112,20 +114,6 @@ struct SlotOrder {
     if (kOrder == Order::kValue && p.options.flags & kHighest) number = firsts + lasts - 1 - number;
     return number < firsts ? first + number : last + number - firsts;
   }
-};
-
-// What is in the slots of a row: `row` are all of its entries, and positions in slots count from its first one.
-// `others` is the row without forced entries.
-template <class AnyRow, bool kSome = kForcedEnds> struct Slots {
-  AnyRow row;
-  SlotOrder order;
-  __device__ __forceinline__ Slots(const Params& p, const AnyRow& others)
-      : Slots(p, load_entries<AnyRow>(p, others.id)) {}
-  __device__ __forceinline__ Slots(const Params& p, const Entries<AnyRow>& all) : row(all.row), order(p, all) {}
-  template <class Other> __device__ __forceinline__ int entry_of(const Params& p, int slot, Other other) const {
-    return order.entry_of(p, slot, other);
-  }
-  __device__ __forceinline__ int used(int) const { return order.used(); }
 };
 template <class AnyRow> struct Slots<AnyRow, false> {
   const AnyRow& row;

@@ -42,11 +42,8 @@ __device__ __forceinline__ int staged_position(const int* staged, int slot, int 
 
 // Returns the ordered key of a position's score; that of a block is computed again, since its entry may be gone.
 template <class AnyRow> __device__ __forceinline__ u32 key_of_position(const AnyRow& row, int index) {
-  if constexpr (kBlockRows) {
-    return best_of_block(row, index).key;
-  } else {
-    return order_key(widen(row.scores[index]));
-  }
+  if constexpr (kBlockRows) return best_of_block(row, index).key;
+  return order_key(widen(row.scores[index]));
 }
 
 // Returns the element that a position is sorted as; unused slots (-1) come last.
@@ -79,36 +76,35 @@ template <class Element> __device__ __forceinline__ int position_of(const Elemen
 
 // The positions of a row of blocks, [begin, end): its first and its last block may have fewer than others, and slots
 // behind theirs move up. Rows without blocks have whole entries.
-template <class AnyRow, bool kSome = kBlockRows> struct Cuts {
+template <class AnyRow> struct Cuts {
   const AnyRow& row;
-  __device__ __forceinline__ Cuts(const Params&, const AnyRow& row) : row(row) {}
   // Neither is found yet. Call by all threads of the CTA, when none uses counters of candidates any more.
   __device__ __forceinline__ void forget(int owner) const {
+    if constexpr (!kBlockRows) return;
     if (owner == 0) shared_storage().least = shared_storage().greatest = ~0u;
     __syncthreads(); // thread 0 forgot them, for those that find one
   }
   // Keeps the slot `own` of an entry, if it is one of them. A barrier must follow.
   __device__ __forceinline__ void find(int index, int own) const {
-    if (index == 0) shared_storage().least = own;
-    if (index == row.length - 1) shared_storage().greatest = own;
+    if (kBlockRows && index == 0) shared_storage().least = own;
+    if (kBlockRows && index == row.length - 1) shared_storage().greatest = own;
   }
   __device__ __forceinline__ bool has(int position) const {
-    const int at = position - row.base * kBlockSize;
-    return position < 0 || (at >= row.low && at < row.high);
+    if constexpr (kBlockRows) {
+      const int at = position - row.base * kBlockSize;
+      return position < 0 || (at >= row.low && at < row.high);
+    }
+    return true;
   }
   // Returns a slot of the entry in slot `entry` of a row of whole entries, as it moves up.
   __device__ __forceinline__ int slot(int slot, int entry) const {
-    const SharedStorage& s = shared_storage();
-    const u32 own = static_cast<u32>(entry);
-    return slot - (own >= s.least ? row.low : 0) - (own > s.greatest ? cut_slots(row) : 0);
+    if constexpr (kBlockRows) {
+      const SharedStorage& s = shared_storage();
+      const u32 own = static_cast<u32>(entry);
+      slot -= (own >= s.least ? row.low : 0) + (own > s.greatest ? cut_slots(row) : 0);
+    }
+    return slot;
   }
-};
-template <class AnyRow> struct Cuts<AnyRow, false> {
-  __device__ __forceinline__ Cuts(const Params&, const AnyRow&) {}
-  __device__ __forceinline__ void forget(int) const {}
-  __device__ __forceinline__ void find(int, int) const {}
-  __device__ __forceinline__ bool has(int) const { return true; }
-  __device__ __forceinline__ int slot(int slot, int) const { return slot; }
 };
 
 // Returns the position of one of the selected entries that are not forced, in their order.
@@ -196,7 +192,7 @@ __device__ __forceinline__ void write_expanded(const Params& p, const Row& row, 
                 facts.transformed(p, position));
   };
   auto other = [&](int at) { return position_at(p, row, at, selected, area); };
-  const Cuts<Row> cuts(p, slots.row);
+  const Cuts<Row> cuts{slots.row};
   cuts.forget(owner);
   int* out = p.indices + KSIEVE_ROW_AT(p, kIndices, row.id, p.out_pitch);
   // Slots that are written together are those of one entry.

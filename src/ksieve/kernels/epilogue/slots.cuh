@@ -14,11 +14,8 @@ constexpr int kInFlight =
 // Returns the bits of the score of a position, or what an unused slot holds.
 constexpr u32 kUnusedBits = kBlockRows ? source::kUnused : kWorstNumberBits;
 template <class AnyRow> __device__ __forceinline__ u32 bits_of_position(const AnyRow& row, int index) {
-  if constexpr (kBlockRows) {
-    return index < 0 ? kUnusedBits : best_of_block(row, index).score;
-  } else {
-    return index < 0 ? kUnusedBits : bits_of(row.scores[index]);
-  }
+  if constexpr (kBlockRows) return index < 0 ? kUnusedBits : best_of_block(row, index).score;
+  return index < 0 ? kUnusedBits : bits_of(row.scores[index]);
 }
 using Value = Choose<kBlockRows, source::Bits, Choose<kHalfScores, unsigned short, u32>::Type>::Type;
 __device__ __forceinline__ void write_bits(void* values, i64 at, u32 bits) {
@@ -289,7 +286,7 @@ template <class AnyRow> __device__ __forceinline__ bool slots_stay(const Params&
   if constexpr (kBlockRows && kExpand) {
     const Slots<AnyRow> slots(p, others);
     bool last = false; // it comes last
-    if constexpr (kForcedEnds) last = slots.order.lasts > 0;
+    if constexpr (kForcedEnds) last = slots.lasts > 0;
     return slots.row.low == 0 && (last || cut_slots(slots.row) == 0);
   }
 }

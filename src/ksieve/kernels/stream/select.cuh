@@ -39,7 +39,7 @@ template <class AnyRow> __device__ __forceinline__ void set_forced_apart(const P
   all.row.length = count;
   all.before = min(kForceFirst, count);
   all.behind = min(kForceLast, count - all.before);
-  const SlotOrder order(p, all);
+  const Slots<AnyRow, true> order(p, all);
   // Returns a number that as many positions of the row are below.
   auto behind = [&](int positions) {
     if (positions == 0 || positions == count) return positions ? own.limit : 0;
