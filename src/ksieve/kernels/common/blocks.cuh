@@ -92,12 +92,15 @@ __device__ __forceinline__ void each_source_vector(const source::Bits* from, int
   }
 }
 
-// Writes `count` entries, blocks of the scores [low, high) from `from` on, to `entries`. Block 0 begins at position 0,
-// and `low` is in it. Call by all threads, behind a barrier after the last use of `entries`; ends with a barrier.
-__device__ __forceinline__ void pool_blocks(const void* scores, int low, int high, int count, float* entries) {
+// Writes the entries of a row of blocks to `entries`. Call by all threads, behind a barrier after the last use of
+// `entries`; ends with a barrier.
+template <class AnyRow> __device__ __forceinline__ void pool_blocks(const AnyRow& row, float* entries) {
   using source::best;
   using source::kEach;
-  const source::Bits* from = static_cast<const source::Bits*>(scores);
+  const source::Bits* from = static_cast<const source::Bits*>(row.from);
+  const int count = row.length;
+  const int low = row.low; // in the first block
+  const int high = min(row.high, count * kBlockSize);
   const int skew = static_cast<int>(reinterpret_cast<u64>(from) / sizeof(source::Bits) % kEach);
   const int lane = static_cast<int>(threadIdx.x & 31);
   if (kShuffles && skew == 0) {

@@ -21,22 +21,7 @@ __device__ __forceinline__ void describe_blocks(const Params& p, const AnyRow& r
 // Writes the entries [begin, end) of a row of blocks to the ring. Call by all threads, behind a barrier after the
 // ring's last use; ends with a barrier.
 template <class AnyRow> __device__ __forceinline__ void pool_to_ring(const AnyRow& row, int begin, int end) {
-  const AnyRow tile = part_of(row, begin, end - begin);
-  pool_blocks(tile.from, tile.low, min(tile.high, tile.length * kBlockSize), tile.length,
-              reinterpret_cast<float*>(shared_storage().ring));
-}
-
-// Delays the CTAs of a multiprocessor one after another, by a fraction of the time that it reads a row in: otherwise
-// all of them read, then all of them select, and memory is idle meanwhile.
-__device__ __forceinline__ void stagger_blocks(const Params& p) {
-  constexpr i64 kClocks = 16; // per KiB of a row: one multiprocessor's share of memory takes 58
-  constexpr i64 kMost = 20'000;
-  if (p.rows <= grid_size()) return;
-  const int before = static_cast<int>(blockIdx.x) * KSIEVE_CTAS_PER_SM / grid_size();
-  const i64 late = before * min(p.width * static_cast<i64>(sizeof(source::Bits)) / 1024 * kClocks, kMost);
-  const i64 begin = clock64();
-  while (before && clock64() - begin < late)
-    __nanosleep(100);
+  pool_blocks(part_of(row, begin, end - begin), reinterpret_cast<float*>(shared_storage().ring));
 }
 
 // Selects the rows of this CTA. The planner gives this kernel neither rows of more than kMaxResident blocks nor a k
@@ -44,7 +29,7 @@ __device__ __forceinline__ void stagger_blocks(const Params& p) {
 // members.
 template <class AnyRow> __device__ __forceinline__ void select_block_rows(const Params& p) {
   SharedStorage& s = shared_storage();
-  stagger_blocks(p);
+  stagger_start<source::Bits>(p, p.width, 16, 20'000);
 #pragma unroll 1
   for (int id = blockIdx.x; id < p.rows; id += grid_size()) {
     const AnyRow row = load_row(p, id);
@@ -54,7 +39,7 @@ template <class AnyRow> __device__ __forceinline__ void select_block_rows(const 
       if (threadIdx.x == 0) {
         RowDescriptor& to = s.descriptors[0];
         describe_blocks(p, row, 0, row.length, to);
-        bracket_ranks(row.length, to.slots, kWarps, to);
+        bracket_ranks(row.length, to.slots, kWarps, to, row.length);
         clear_row(to);
       }
       pool_to_ring(row, 0, row.length); // its barriers order the descriptor and the counters for all threads

@@ -47,13 +47,6 @@ __device__ __forceinline__ void expect_counts() {
   expect_bytes(sizeof(Counts::partials), &cluster_mailbox().counted);
   expect_bytes(sizeof(Counts::sums), &cluster_mailbox().summed);
 }
-__device__ __forceinline__ void prepare_mailbox() {
-  ClusterMailbox& m = cluster_mailbox();
-  expect_bytes(sizeof(m.brackets), &m.known);
-  expect_counts();
-  expect_bytes(sizeof(m.shares), &m.divided);
-  m.rounds = 0;
-}
 
 // The scope (resident/select.cuh) of a row that a cluster shares.
 struct ClusterScope : OnChip<ClusterScope> {
@@ -76,12 +69,13 @@ struct ClusterScope : OnChip<ClusterScope> {
     __syncwarp(); // one lane initialised the mbarriers, before its warp arrives at the cluster barrier
     cluster_arrive_relaxed();
   }
-  __device__ __forceinline__ static void prepare(RowDescriptor& tile) {
-    if (threadIdx.x == kThreads - 1) {
-      clear_row(tile);
-      clear_row(shared_storage().descriptors[kOwn]);
-      prepare_mailbox();
-    }
+  // Prepares the mailbox. Call by one thread.
+  __device__ __forceinline__ static void prepare() {
+    ClusterMailbox& m = cluster_mailbox();
+    expect_bytes(sizeof(m.brackets), &m.known);
+    expect_counts();
+    expect_bytes(sizeof(m.shares), &m.divided);
+    m.rounds = 0;
   }
   __device__ __forceinline__ static void ready() { cluster_wait(); }
   __device__ __forceinline__ static int copies() { return 0; } // bulk copies of earlier rows: a cluster has one row

@@ -99,10 +99,6 @@ __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowD
   to.last = static_cast<unsigned char>(min(last, 31) + lengthened);
 }
 
-__device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowDescriptor& to) {
-  bracket_ranks(length, k, warps, to, length);
-}
-
 // Whether the body of a window is rounded outwards, where the matrix has scores beside it: what lies in front is masked
 // where the ring is read, as is what lies behind. Most windows begin or end inside a vector, and scores outside the
 // body are loaded twice, one behind the other, while no thread counts.
@@ -195,9 +191,6 @@ __device__ __forceinline__ void copy_body(const void* body, int scores) {
   for (int stage = 0; stage < kStages && own_offset() + vector_of_stage(stage) * kStep < scores; ++stage)
     copy_ahead(own_ring() + stage * kStageBytes, first + vector_of_stage(stage) * kStep);
   commit_copies();
-}
-__device__ __forceinline__ void copy_body(const RowDescriptor& row) {
-  copy_body(row.body, static_cast<int>(row.bytes / sizeof(Score)));
 }
 
 // Chunks of a tile, each with an mbarrier of its own: of a large tile, what has arrived is counted while the rest

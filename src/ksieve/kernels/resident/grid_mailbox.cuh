@@ -9,15 +9,11 @@
 
 static_assert(kFits, "its rows are resident");
 
-struct OwnerRow {
-  int better;
-  int equal;
-  int num_selected;
-  int tail_count;
-};
 // Counters of rare routes that all CTAs of a row share (resident/overfull.cuh); named as in SharedStorage.
 struct alignas(16) Owner {
-  OwnerRow descriptors[1];
+  struct {
+    int better, equal, num_selected, tail_count;
+  } descriptors[1];
   u64 tail[kTailMax];
 };
 

@@ -26,12 +26,7 @@ struct GridScope {
   }
 
   __device__ __forceinline__ static void begin() {}
-  __device__ __forceinline__ static void prepare(RowDescriptor& tile) {
-    if (threadIdx.x == kThreads - 1) {
-      clear_row(tile);
-      clear_row(shared_storage().descriptors[kOwn]);
-    }
-  }
+  __device__ __forceinline__ static void prepare() {}
   __device__ __forceinline__ static void ready() {}
   // Returns the number of bulk copies of earlier rows. Call by the thread that describes the row.
   __device__ __forceinline__ static int copies() { return grid_state().copies; }

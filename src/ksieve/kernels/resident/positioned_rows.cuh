@@ -30,7 +30,7 @@ __device__ __forceinline__ void cut_row(RowDescriptor& to, int length) {
   to.end = length;
   to.valid = max(min(body_end, length) - to.body_begin, 0);
   to.edges = to.body_begin > 0 || body_end < length;
-  bracket_ranks(length, to.slots, kWarps, to);
+  bracket_ranks(length, to.slots, kWarps, to, length);
   clear_row(to);
 }
 

@@ -30,7 +30,7 @@ __device__ __forceinline__ int describe_rows(const Params& p, int slot, int firs
     if (number < static_cast<u32>(rows_of(p))) {
       const Row row = nth_row(p, static_cast<int>(number));
       describe(p, row, 0, row.length, limit_of(p), to);
-      bracket_ranks(row.length, to.slots, kSamplers, to);
+      bracket_ranks(row.length, to.slots, kSamplers, to, row.length);
       clear_row(to);
       in_bulk = kBulkCopies && to.route == RowRoute::kResident;
     }
@@ -54,26 +54,13 @@ __device__ __forceinline__ void describe_more(const Params& p, int slot) {
   s.copies = copies + more;
 }
 
-// Delays this CTA so that the CTAs of a multiprocessor begin one after another, where there are rows for several
-// rounds: otherwise all of them copy, then all of them count, and memory is idle meanwhile. Rows of up to 8,192 scores
-// gain nothing.
-__device__ __forceinline__ void stagger_start(const Params& p) {
-  constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 58
-  if (kMaxResident <= 8192 || rows_of(p) <= grid_size()) return;
-  const int before = static_cast<int>(blockIdx.x) * KSIEVE_CTAS_PER_SM / grid_size();
-  const i64 late = before * (kMaxResident * static_cast<i64>(sizeof(Score)) / 1024 * kClocks);
-  const i64 begin = clock64();
-  while (before && clock64() - begin < late)
-    __nanosleep(100);
-}
-
 // Starts copying a row to the ring, if it is resident. Call by all threads.
 __device__ __forceinline__ void copy_coming(int slot) {
   const RowDescriptor& row = shared_storage().descriptors[slot];
   if constexpr (kBulkCopies) {
     if (threadIdx.x / 32 == 0) copy_in_bulk(row);
   } else {
-    if (row.route == RowRoute::kResident) copy_body(row);
+    if (row.route == RowRoute::kResident) copy_body(row.body, static_cast<int>(row.bytes / sizeof(Score)));
   }
 }
 
@@ -90,7 +77,8 @@ __device__ __forceinline__ void start_rows(const Params& p) {
     prepare_copies();
     s.flag = 0;
   }
-  stagger_start(p);
+  // Rows of up to 8,192 scores gain nothing.
+  if (kMaxResident > 8192) stagger_start<Score>(p, kMaxResident, 40, 1 << 30);
   // Samples are loaded in front of the first row's copies: 512 rows of 16,384 scores take 15.4 us instead of 16.0, with
   // 512 threads. Not where four CTAs of 256 threads share a multiprocessor: 512 rows of 8,192 scores take 11.5 us
   // instead of 10.8.

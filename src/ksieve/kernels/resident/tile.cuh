@@ -190,6 +190,17 @@ struct TileResult {
   bool written;
 };
 
+// Clears the brackets and counters of a tile, and prepares what its scope exchanges. Call by all threads; a barrier
+// must follow.
+template <class Scope> __device__ __forceinline__ void clear_tile() {
+  if (threadIdx.x == kThreads - 1) {
+    clear_row(shared_storage().descriptors[0]);
+    clear_row(shared_storage().descriptors[kOwn]);
+    Scope::prepare();
+  }
+  clear_counts();
+}
+
 // Selects a row of blocks of which this CTA has a tile, which it pools to its ring. Call by all threads of the row's
 // CTAs; the planner gives it no rows that are not resident (planning/blocks.py). A function template, since rows
 // without blocks lack members.
@@ -205,8 +216,7 @@ __device__ __forceinline__ TileResult select_tile_of_blocks(const Params& p, con
   const int end = min(begin + tile_size, row.length);
   const int sampling = max(row.length / tile_size, 1); // CTAs with a whole tile
   RowDescriptor& tile = s.descriptors[0];
-  Scope::prepare(tile);
-  clear_counts();
+  clear_tile<Scope>();
   if (threadIdx.x == kScribe) {
     s.base = row.base;
     describe_blocks(p, row, begin, end, tile);
@@ -253,8 +263,7 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
     there = sampled.begin + sample.offset < row.length;
   }
   RowDescriptor& tile = s.descriptors[0];
-  Scope::prepare(tile);
-  clear_counts();
+  clear_tile<Scope>();
   if (threadIdx.x == kScribe) {
     if (kWindows) s.base = row.base;
     describe(p, row, from, end_of(row.length), end_of(limit_of(p)), tile);
@@ -262,7 +271,7 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
     s.descriptors[kOwn].edges = rank < sampling_ctas(row.length);
     tile.copy = Scope::copies() & 1;
   } else if (threadIdx.x == kRanksBracket) {
-    bracket_ranks(row.length, slots_of(p, row), kWarps * sampling_ctas(row.length), tile);
+    bracket_ranks(row.length, slots_of(p, row), kWarps * sampling_ctas(row.length), tile, row.length);
   } else if (Scope::kTrimsBracket && threadIdx.x == kChoosesEnds) {
     const int ends = ends_of(row.length, slots_of(p, row), sampling_ctas(row.length));
     s.descriptors[kOwn].last = static_cast<unsigned char>(ends);

@@ -21,15 +21,6 @@ __device__ __forceinline__ void stagger_start(const Params& p, int rows) {
     __nanosleep(100);
 }
 
-// Pools a row of blocks to this CTA's slice of the workspace. Call by all threads, behind a barrier after the last use
-// of the slice.
-template <class AnyRow> __device__ __forceinline__ void pool_to_workspace(const AnyRow& row) {
-  if constexpr (kBlockRows)
-    if (row.length > row.slots)
-      pool_blocks(row.from, row.low, min(row.high, row.length * kBlockSize), row.length,
-                  const_cast<float*>(row.scores));
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_stream_block(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
@@ -52,7 +43,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     if (threadIdx.x == 0) claimed = claim_row(p); // requested here; the value is used where it has arrived
     trace_begin();
     RowTask task = whole_row(p, in_memory(p, fetched_row(p, number)), spill_slice(p, blockIdx.x));
-    if (kBlockRows) pool_to_workspace(task.row);
+    if constexpr (kBlockRows)
+      if (task.row.length > task.row.slots)
+        pool_blocks(task.row, reinterpret_cast<float*>(const_cast<Score*>(task.row.scores)));
     find_present(p, task.row);
     if constexpr (kPositions) task.end = (task.row = present_part(task.row)).length;
     const bool finished = select_row(
