@@ -36,11 +36,8 @@ constexpr bool kFetchesLength = !kWindows && !kLongLengths;
 
 // Returns a row whose length is already loaded; the length of a window, or of 64 bits, is loaded again.
 __device__ __forceinline__ Row row_of_length(const Params& p, int id, int length) {
-  if constexpr (!kFetchesLength) {
-    return load_row(p, id);
-  } else {
-    return row_of(p, id, length);
-  }
+  if constexpr (!kFetchesLength) return load_row(p, id);
+  return row_of(p, id, length);
 }
 
 // Returns the row with a number of this launch.

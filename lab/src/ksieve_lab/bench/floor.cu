@@ -90,7 +90,8 @@ __device__ __forceinline__ void read_by_copies(const Params& p, i64 chunks, i64 
     if (span.bytes == 0) continue;
     if (issued - landed == kUnroll) land();
     int slot = static_cast<int>(issued % kUnroll);
-    copy_bulk(ring + slot * kChunk, span.start, static_cast<u32>(span.bytes), &full[slot]);
+    expect_bytes(static_cast<u32>(span.bytes), &full[slot]);
+    copy_expected(ring + slot * kChunk, span.start, static_cast<u32>(span.bytes), &full[slot]);
     ++issued;
   }
   while (landed < issued)

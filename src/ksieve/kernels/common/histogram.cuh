@@ -105,7 +105,8 @@ __device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
 }
 
 // Appends an entry to `tail`, which has room for kTailMax. A barrier must follow before rank_tail.
-__device__ __forceinline__ void list_tail(u64 entry, SharedStorage& s = shared_storage()) {
+__device__ __forceinline__ void list_tail(u64 entry) {
+  SharedStorage& s = shared_storage();
   int slot = atomicAdd(&s.tail_count, 1);
   if (slot < kTailMax) s.tail[slot] = entry;
 }

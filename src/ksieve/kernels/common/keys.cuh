@@ -43,10 +43,6 @@ __device__ __forceinline__ u32 coarse_keys(float a, float b) {
 
 constexpr int kMinusInfinityBin = 0xfc00 >> 5;
 
-__device__ __forceinline__ float half_bits_to_float(u32 bits) {
-  return float_of_half(static_cast<unsigned short>(bits));
-}
-
 // Returns the largest ordered key whose score rounds into coarse bins 0..bin (core/keys.py, BIN_CUTOFF_KEY). A score at
 // the midpoint towards the next worse float16 rounds to even: into a positive bin, whose worst float16 is even, and out
 // of a negative one.
@@ -59,8 +55,8 @@ __device__ __forceinline__ u32 bin_cutoff_key(int bin) {
   bool positive = key16 < 0x8000u;
   u32 worst = positive ? 0x7fffu - key16 : key16;
   u32 beyond = positive ? worst - 1 : worst + 1;
-  float a = (worst & 0x7fffu) == 0x7c00u ? 65536.0f : half_bits_to_float(worst);
-  float b = (beyond & 0x7fffu) == 0x7c00u ? -65536.0f : half_bits_to_float(beyond);
+  float a = (worst & 0x7fffu) == 0x7c00u ? 65536.0f : float_of_half(worst);
+  float b = (beyond & 0x7fffu) == 0x7c00u ? -65536.0f : float_of_half(beyond);
   u32 midpoint = order_key((a + b) * 0.5f);
   return positive ? midpoint : midpoint - 1;
 }

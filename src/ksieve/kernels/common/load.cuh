@@ -6,8 +6,6 @@
 static_assert(kVector == 16 / sizeof(Score), "a vector is 16 bytes");
 
 struct PlainRow {
-  __device__ __forceinline__ PlainRow(const Score* scores, int id, int length, int = 0, int = 0)
-      : scores(scores), id(id), length(length) {}
   const Score* scores;
   int id;
   int length; // clamped to [0, width]; 0 for a row past the live count
@@ -93,17 +91,13 @@ __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
 
 // Returns a row; loads its length, or its window.
 __device__ __forceinline__ Row load_row(const Params& p, int id) {
-  if constexpr (kWindows) {
-    return others_of(load_entries<Row>(p, id));
-  } else {
-    return row_of(p, id, length_of(p, id));
-  }
+  if constexpr (kWindows) return others_of(load_entries<Row>(p, id));
+  return row_of(p, id, length_of(p, id));
 }
 
 // Returns a row at its full width, for loads before its length is known. Not for windows.
 __device__ __forceinline__ Row widest_row(const Params& p, int id) {
-  Row row = {static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch), id, p.width};
-  return row;
+  return {static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch), id, p.width};
 }
 
 using Raw = Words; // 16 bytes of scores
@@ -116,11 +110,8 @@ __device__ __forceinline__ Raw load_scores(const Score* scores) {
 
 // Returns one of the loaded scores; `unpack` its ranked score, as float32.
 __device__ __forceinline__ Score loaded(const Raw& raw, int i) {
-  if constexpr (kHalfScores) {
-    return static_cast<Score>(raw.word[i / 2] >> (i % 2 * 16));
-  } else {
-    return __uint_as_float(raw.word[i]);
-  }
+  if constexpr (kHalfScores) return static_cast<Score>(raw.word[i / 2] >> (i % 2 * 16));
+  return __uint_as_float(raw.word[i]);
 }
 __device__ __forceinline__ float unpack(const Raw& raw, int i) { return widen(loaded(raw, i)); }
 
@@ -154,11 +145,8 @@ __device__ __forceinline__ u32 half_key(float score) { // of the nearest 16-bit 
 }
 __device__ __forceinline__ float score_of_half_key(u32 key) {
   const u32 bits = key & 0x8000u ? key : key ^ 0x7fffu;
-  if constexpr (kBlockRows) {
-    return source::number_of(static_cast<source::Bits>(bits));
-  } else {
-    return float_of(static_cast<Score>(bits));
-  }
+  if constexpr (kBlockRows) return source::number_of(static_cast<source::Bits>(bits));
+  return float_of(static_cast<Score>(bits));
 }
 
 // Writes 16 bytes of scores, whose ranked scores are minus infinity, to the ring behind a row.
@@ -299,9 +287,6 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
   }
   visitor.finish();
 }
-
-// Returns one bit for each of a vector's first `left` scores.
-__device__ __forceinline__ u32 valid_mask(int left) { return (1u << min(max(left, 0), kVector)) - 1; }
 
 // Returns the scores per segment of a row cut into `splits`: a multiple of 32, so that segments of an aligned row are
 // aligned.

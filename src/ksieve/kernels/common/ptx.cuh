@@ -37,24 +37,18 @@ __device__ __forceinline__ unsigned nan_halves(unsigned halves) {
 }
 // Return all ones in each half that is at least the other word's half, or equals it, and zero in the others: numbers of
 // float16, or bfloat16 (from sm_90 on).
-template <bool kBFloat> __device__ __forceinline__ unsigned halves_reaching(unsigned halves, unsigned bounds) {
-  unsigned reach;
-  if constexpr (kBFloat) {
-    asm("set.ge.u32.bf16x2 %0, %1, %2;" : "=r"(reach) : "r"(halves), "r"(bounds));
-  } else {
-    asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(reach) : "r"(halves), "r"(bounds));
+#define KSIEVE_COMPARE_HALVES(name, comparison)                                                                        \
+  template <bool kBFloat> __device__ __forceinline__ unsigned name(unsigned halves, unsigned others) {                 \
+    unsigned found;                                                                                                    \
+    if constexpr (kBFloat) {                                                                                           \
+      asm("set." comparison ".u32.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(halves), "r"(others));                       \
+    } else {                                                                                                           \
+      asm("set." comparison ".u32.f16x2 %0, %1, %2;" : "=r"(found) : "r"(halves), "r"(others));                        \
+    }                                                                                                                  \
+    return found;                                                                                                      \
   }
-  return reach;
-}
-template <bool kBFloat> __device__ __forceinline__ unsigned equal_halves(unsigned halves, unsigned others) {
-  unsigned equal;
-  if constexpr (kBFloat) {
-    asm("set.eq.u32.bf16x2 %0, %1, %2;" : "=r"(equal) : "r"(halves), "r"(others));
-  } else {
-    asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(equal) : "r"(halves), "r"(others));
-  }
-  return equal;
-}
+KSIEVE_COMPARE_HALVES(halves_reaching, "ge")
+KSIEVE_COMPARE_HALVES(equal_halves, "eq")
 // Returns each half's sign bit, repeated in all of its bits.
 __device__ __forceinline__ unsigned signs_of_halves(unsigned halves) {
   unsigned negative;
@@ -98,17 +92,17 @@ __device__ __forceinline__ unsigned lanes_up_to(unsigned mine) {
                  : "r"(offset));
   return mine;
 }
-// Read threadIdx.x and gridDim.x again, instead of keeping them in registers for long.
-__device__ __forceinline__ int read_tid() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-__device__ __forceinline__ int grid_size() {
-  int size;
-  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(size));
-  return size;
-}
+// Defines a function that reads a special register where it is called: kept in a register for long, it would be
+// spilled.
+#define KSIEVE_REREAD(name, source)                                                                                    \
+  __device__ __forceinline__ int name() {                                                                              \
+    int value;                                                                                                         \
+    asm volatile("mov.u32 %0, %%" source ";" : "=r"(value));                                                           \
+    return value;                                                                                                      \
+  }
+KSIEVE_REREAD(read_tid, "tid.x")
+KSIEVE_REREAD(grid_size, "nctaid.x")
+KSIEVE_REREAD(cluster_number, "clusterid.x")
 
 // ---- Global memory ------------------------------------------------------------------------------------------------
 
@@ -362,11 +356,6 @@ __device__ __forceinline__ void copy_expected(void* to, const void* from, unsign
                : "memory");
 }
 
-__device__ __forceinline__ void copy_bulk(void* to, const void* from, unsigned bytes, unsigned long long* mbarrier) {
-  expect_bytes(bytes, mbarrier);
-  copy_expected(to, from, bytes, mbarrier);
-}
-
 // Waits for a phase of an mbarrier; `parity` is the parity of the number of phases before it.
 __device__ __forceinline__ void wait_mbarrier(unsigned long long* mbarrier, unsigned parity) {
   asm volatile("{\n"
@@ -396,13 +385,6 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-__device__ __forceinline__ int cluster_number() {
-  int number;
-  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));
-  return number;
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 // Arrives at the cluster barrier without release semantics, where peers need only see initialised mbarriers:
 // outstanding loads go on.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
@@ -410,7 +392,7 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() {
-  cluster_arrive();
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
   cluster_wait();
 }
 

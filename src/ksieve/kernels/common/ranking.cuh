@@ -27,29 +27,19 @@ constexpr u32 kWorstNumberBits = kRanking == Ranking::kSmallest ? kInfinityBits 
 __device__ constexpr u32 word_of(u32 bits) { return kHalfScores ? bits * 0x10001u : bits; }
 
 __device__ __forceinline__ Score score_of_bits(u32 bits) {
-  if constexpr (kHalfScores) {
-    return static_cast<Score>(bits);
-  } else {
-    return __uint_as_float(bits);
-  }
+  if constexpr (kHalfScores) return static_cast<Score>(bits);
+  return __uint_as_float(bits);
 }
 __device__ __forceinline__ u32 bits_of(Score score) {
-  if constexpr (kHalfScores) {
-    return score;
-  } else {
-    return __float_as_uint(score);
-  }
+  if constexpr (kHalfScores) return score;
+  return __float_as_uint(score);
 }
 
 // Returns a score as float32.
 __device__ __forceinline__ float float_of(Score score) {
-  if constexpr (kDtype == Dtype::kFloat32) {
-    return score;
-  } else if constexpr (kDtype == Dtype::kFloat16) {
-    return float_of_half(static_cast<unsigned short>(score));
-  } else {
-    return __uint_as_float(static_cast<u32>(score) << 16);
-  }
+  if constexpr (kDtype == Dtype::kFloat32) return score;
+  if constexpr (kDtype == Dtype::kFloat16) return float_of_half(static_cast<unsigned short>(score));
+  return __uint_as_float(static_cast<u32>(score) << 16);
 }
 
 // Returns the bits of the next lower number; of NaN those of +inf, and of -inf those of a NaN.

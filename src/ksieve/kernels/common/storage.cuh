@@ -71,13 +71,7 @@ struct alignas(16) RowDescriptor {
   int tail_count;   // entries of `tail`, or output slots taken by equal scores
 };
 
-template <bool kHalf> struct LocalIndexType {
-  using Type = u32;
-};
-template <> struct LocalIndexType<true> {
-  using Type = unsigned short;
-};
-using LocalIndex = LocalIndexType<kLocalIndex16>::Type;
+using LocalIndex = Choose<kLocalIndex16, unsigned short, u32>::Type;
 constexpr int kColumnKeys = kColumns * kThreads * sizeof(u32); // bytes of the keys in all columns
 constexpr int kColumnBytes = kColumnKeys + kColumns * kThreads * sizeof(LocalIndex);
 

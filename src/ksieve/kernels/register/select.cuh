@@ -314,26 +314,6 @@ __device__ __forceinline__ bool select_loaded(const Params& p, const LoadedRow& 
   return true;
 }
 
-// A row whose length starts loading in the constructor; come() waits for the length, or loads a window.
-struct AskedRow {
-  int id;
-  int length = 0;
-  int live = 0;
-  __device__ __forceinline__ AskedRow(const Params& p, int id) : id(id) {
-    if constexpr (!kWindows) {
-      length = length_of(p, id);
-      live = live_rows(p);
-    }
-  }
-  __device__ __forceinline__ Row come(const Params& p) const {
-    if constexpr (kWindows) {
-      return load_row(p, id);
-    } else {
-      return row_of(p, id, length, live);
-    }
-  }
-};
-
 // Selects the few rows of a CTA. Call by all threads. The code for rows that are selected whole comes first, so that it
 // is fetched early: most narrow rows may be such rows. Scores are loaded as soon as the length is known. CTAs of wide
 // rows clear counters while the length arrives, and each of their many warps counts as soon as it has its scores.
@@ -346,9 +326,10 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
   };
   int number = blockIdx.x; // number of a row: the grid has no more CTAs than rows
   do {
-    const AskedRow asked(p, number);
+    const int length = kWindows ? 0 : length_of(p, number); // which starts loading here, for row_of
+    const int live = kWindows ? 0 : live_rows(p);
     if (kEmptyFirst) empty();
-    const Row row = asked.come(p);
+    const Row row = kWindows ? load_row(p, number) : row_of(p, number, length, live);
     if (kWindows && kEpilogue && threadIdx.x == 0) shared_storage().base = row.base;
     SlotFacts facts;
     const bool all = kWritesShares && row.length <= slots_of(p, row);

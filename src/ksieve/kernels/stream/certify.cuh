@@ -35,11 +35,8 @@ struct Frontier {
 
 // Returns the row's first score. A window's address is kept in shared memory, where it costs no registers.
 __device__ __forceinline__ const Score* scores_of(const RowTask& t) {
-  if constexpr (kWindows) {
-    return static_cast<const Score*>(shared_storage().window);
-  } else {
-    return t.row.scores;
-  }
+  if constexpr (kWindows) return static_cast<const Score*>(shared_storage().window);
+  return t.row.scores;
 }
 
 // Returns the digit that divides a frontier next. With statistics it is the paper's. Otherwise bins are spread evenly

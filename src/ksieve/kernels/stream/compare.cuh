@@ -26,7 +26,7 @@ __device__ __forceinline__ u32 valid_bits(int left) {
   u32 valid = 0;
 #pragma unroll
   for (int u = 0; u < kBatch; ++u)
-    valid |= valid_mask(left - u * kStep) << (u * kVector);
+    valid |= ((1u << min(max(left - u * kStep, 0), kVector)) - 1) << (u * kVector);
   return valid;
 }
 

@@ -228,7 +228,6 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedV
 // Lines of a view are kept in L2 until the scan reads them again. Smaller groups lie so densely that L2 would have to
 // keep a large part of the row.
 constexpr bool kLines = kGroup * sizeof(Score) >= 128;
-__device__ __forceinline__ void prefetch(const Score* scores) { prefetch_to_l2<kLines>(scores); }
 
 // Prefetches another row's view from its `from`-th score on, assuming that the row is about as long as this one: this
 // row's remaining work hides the latency.
@@ -241,5 +240,5 @@ __device__ __forceinline__ void prefetch_view(const Params& p, int id, int lengt
   }
   int groups = view_scores(id, min(length, p.width)) / kGroup;
   for (int group = from / kGroup + threadIdx.x; group < groups; group += kThreads)
-    prefetch(scores + (group * kStride + view_offset(id, group)) * kGroup);
+    prefetch_to_l2<kLines>(scores + (group * kStride + view_offset(id, group)) * kGroup);
 }
