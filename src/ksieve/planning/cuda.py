@@ -105,16 +105,11 @@ def _known(problem: Problem, device: DeviceInfo) -> Shapes:
     return tuned.shapes_of(device, problem.dtype)
 
 
-def _roomy(problem: Problem, family: str, policy: SamplingPolicy | None) -> bool:
-    """Whether a specialisation would spill in the launch shapes that were measured."""
-    half = problem.dtype != shapes.DTYPE and family == "stream_split" and not problem.options.lean
-    return half or (policy is not None and policy.boundary == "coarse")
-
-
 def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: SamplingPolicy | None) -> Geometry:
     """Launch shape of a family for a problem; with fewer resident CTAs if only then its slots can be sorted on chip."""
     found = _known(problem, device)
-    roomy = _roomy(problem, family, policy)
+    roomy = policy is not None and policy.boundary == "coarse"  # it would spill in the shapes that were measured
+    roomy |= problem.dtype != shapes.DTYPE and family == "stream_split" and not problem.options.lean
     geometry = geometry_of(device, family, roomy)
     if family == "register_warp":
         return _warp_geometry(problem, device, geometry)
@@ -145,19 +140,12 @@ def _warp_geometry(problem: Problem, device: DeviceInfo, usual: Geometry) -> Geo
     return shape
 
 
-def _fits_warp(problem: Problem, device: DeviceInfo) -> bool:
-    """Whether rows are narrow and many enough for a warp each."""
-    narrow = problem.width <= WARP_WIDTH and _geometry(problem, device, "register_warp", None).resident_width > 0
-    return narrow and problem.rows >= WARP_ROWS * device.sm_count
-
-
 def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, kept: bool) -> SamplingPolicy | None:
     """Sampling policy by row width; None where sampling does not pay."""
     width, k = problem.width, problem.k
     if problem.options.positions or (family is not None and family not in SAMPLED):
         return None
-    kept_on_chip = family is None and not _better_streamed(problem, device)
-    if kept_on_chip and (_resident_without_grid(problem, device) or _fits_grid(problem, device, kept)):
+    if family is None and not _better_streamed(problem, device) and _on_chip(problem, device, kept):
         return None
     ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
     if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
@@ -174,20 +162,14 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         paying = _known(problem, device).split_for(width)
         if paying is not None and 2 * splits > paying.fewest:  # in between powers of two, as the next one
             return "stream_split", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
-    if policy is not None:
         if rows >= device.sm_count:
             return "stream", f"{rows} rows fill the device: one CTA owns a row"
         return "stream", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
-    if _fits_warp(problem, device):
+    narrow = width <= WARP_WIDTH and rows >= WARP_ROWS * device.sm_count
+    if narrow and _geometry(problem, device, "register_warp", None).resident_width:
         return "register_warp", f"{rows} rows of {width} scores: a warp keeps each in registers"
-    if _fits_grid(problem, device, kept):
-        ctas = _geometry(problem, device, "resident_grid", None).ctas_per_row
-        return "resident_grid", f"{rows} rows of {width} scores: {ctas} CTAs keep a row on chip together"
-    if _fits_cluster(problem, device):
-        ctas = _geometry(problem, device, "resident_cluster", None).ctas_per_row
-        return "resident_cluster", f"{rows} rows of {width} scores: a cluster of {ctas} CTAs keeps a row on chip"
-    if _resident(problem, device):
-        return one_cta(problem, device), f"rows of {width} scores stay on chip and are read once"
+    if found := _on_chip(problem, device, kept):
+        return found
     clusters = "resident_cluster" in _known(problem, device).usual
     if clusters and rows * CLUSTER <= device.sm_count and width > problem.k and _cluster_stores(problem, device):
         return "resident_cluster", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
@@ -196,9 +178,22 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
     return "stream_unsampled", "rows too short to sample, or k too large for a resident frontier: exact boundary"
 
 
-def _resident(problem: Problem, device: DeviceInfo) -> bool:
-    """Whether one CTA can keep a row on chip: then its boundary costs no second read."""
-    return problem.width <= _geometry(problem, device, "resident_block", None).resident_width
+def _on_chip(problem: Problem, device: DeviceInfo, kept: bool) -> tuple[str, str] | None:
+    """Family whose CTAs keep rows on chip, which costs no second read, and the reason as text; None if no row fits.
+
+    Zeroing the workspace of a grid in front of each call may take longer than that saves, where another family needs
+    none.
+    """
+    rows = f"{problem.rows} rows of {problem.width} scores"
+    one = problem.width <= _geometry(problem, device, "resident_block", None).resident_width
+    cluster = _fits_cluster(problem, device)
+    if (kept or not (one or cluster)) and _fits_grid(problem, device):
+        ctas = _geometry(problem, device, "resident_grid", None).ctas_per_row
+        return "resident_grid", f"{rows}: {ctas} CTAs keep a row on chip together"
+    if cluster:
+        ctas = _geometry(problem, device, "resident_cluster", None).ctas_per_row
+        return "resident_cluster", f"{rows}: a cluster of {ctas} CTAs keeps a row on chip"
+    return (one_cta(problem, device), f"rows of {problem.width} scores stay on chip and are read once") if one else None
 
 
 def one_cta(problem: Problem, device: DeviceInfo) -> str:
@@ -240,19 +235,9 @@ def _fits_cluster(problem: Problem, device: DeviceInfo) -> bool:
     return fits and _cluster_stores(problem, device)
 
 
-def _resident_without_grid(problem: Problem, device: DeviceInfo) -> bool:
-    """Whether one CTA or a cluster can keep a row on chip: that takes no workspace."""
-    return _resident(problem, device) or _fits_cluster(problem, device)
-
-
-def _fits_grid(problem: Problem, device: DeviceInfo, kept: bool) -> bool:
-    """Whether CTAs that are no cluster keep rows on chip, and are all resident: they wait for each other.
-
-    Zeroing a workspace in front of each call may take longer than that saves, where another family needs none.
-    """
+def _fits_grid(problem: Problem, device: DeviceInfo) -> bool:
+    """Whether CTAs that are no cluster keep rows on chip, and are all resident: they wait for each other."""
     if "resident_grid" not in _known(problem, device).usual or problem.width < SAMPLED_RATIO * problem.k:
-        return False
-    if not kept and _resident_without_grid(problem, device):
         return False
     geometry = _geometry(problem, device, "resident_grid", None)
     fits = problem.width <= geometry.resident_width < 2 * problem.width
