@@ -201,14 +201,6 @@ def test_a_broken_policy_file_is_refused_by_name(tmp_path, content, says):
         resolve_policy(str(path))
 
 
-def test_a_policy_file_from_before_jitter_stays_regular(tmp_path):
-    path = tmp_path / "old.json"
-    path.write_text('{"ksieve_policy": 1, "policy": {"name": "lines-64", "stride": 64, "group": 32, "peaks": true}}')
-    policy = resolve_policy(path)
-    assert not policy.jitter
-    assert np.array_equal(policy.view(7, 5000), policy.view_of_phase(policy.phase(7), 5000))
-
-
 def test_a_policy_file_has_its_suffix(tmp_path):
     with pytest.raises(ArgumentError, match=r"\.json"):
         LINES_64.save(tmp_path / "mine.txt")
