@@ -30,22 +30,11 @@ _LAST_INDEX = 0x7FFFFFFF
 class Finish:
     """Turns window-local positions into the outputs of a call.
 
-    Attributes
-    ----------
-    options : Options
-    scores : ndarray, shape (rows, width)
-        bfloat16 as uint16 bits.
-    begin : ndarray of int64, shape (rows,)
-        First position of each window.
-    out, raw : ndarray of the options' index dtype, shape (rows, k)
-        `raw` is None without that option.
-    values : ndarray of the scores' dtype, shape (rows, k), or None
-    page_table : ndarray of int32, shape (requests, max_pages), or None
-    row_to_request, offsets : ndarray of int32, shape (rows,), or None
-    places : ndarray of int32, shape (rows, width), or None
-        Position of each score, in place of its index (`ksieve.model.gathering`).
-    counts : ndarray of int32, shape (rows,), or None
-        Receives the number of used slots.
+    `scores` (ndarray, shape (rows, width)): bfloat16 as uint16 bits. `begin` (ndarray of int64, shape (rows,)): first
+    position of each window. `out`, `raw`, `values` (ndarray, shape (rows, k)): of the options' index dtype, and of the
+    scores' dtype. `page_table`, `row_to_request`, `offsets`: as of `ksieve.topk`. `places` (ndarray of int32, shape
+    (rows, width)): position of each score, in place of its index (`ksieve.model.gathering`). `counts` (ndarray of
+    int32, shape (rows,)): receives the number of used slots. None: the call has none.
     """
 
     options: Options

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +61,8 @@ def rank_of(length: int, k: int, stride: int, attempt: int) -> int:
     return 0 if stride == 1 or rank * stride > length * 3 // 4 else rank
 
 
-def mixed(word: int) -> int:
-    """SplitMix64's finalizer."""
+def mixed(word: Any) -> Any:
+    """SplitMix64's finalizer, of a number or of an array of uint64."""
     word = (word ^ word >> 30) * MIX_1 & _WORD
     word = (word ^ word >> 27) * MIX_2 & _WORD
     return word ^ word >> 31
@@ -69,18 +70,15 @@ def mixed(word: int) -> int:
 
 def state_of(seed: int, row: int, attempt: int) -> int:
     """Non-zero generator state of one attempt on one row."""
-    return mixed(seed + (row * MOST_GUESSES + attempt + 1) * GOLDEN & _WORD) | 1
+    return int(mixed(seed + (row * MOST_GUESSES + attempt + 1) * GOLDEN & _WORD) | 1)
 
 
 def positions(state: int, length: int) -> NDArray[np.int64]:
     """Sample positions of a guess, ascending: one in each period of `stride_of` scores."""
     stride = stride_of(length)
     numbers = np.arange(-(-length // stride), dtype=np.uint64)
-    word = np.uint64(state) + numbers * np.uint64(GOLDEN)
-    word = (word ^ word >> np.uint64(30)) * np.uint64(MIX_1)
-    word = (word ^ word >> np.uint64(27)) * np.uint64(MIX_2)
-    offsets = (word ^ word >> np.uint64(31)) & np.uint64(stride - 1)
-    found = numbers.astype(np.int64) * stride + offsets.astype(np.int64)
+    offsets = mixed(np.uint64(state) + numbers * np.uint64(GOLDEN)) % np.uint64(stride)
+    found: NDArray[np.int64] = (numbers * np.uint64(stride) + offsets).astype(np.int64)
     return found[found < length]
 
 

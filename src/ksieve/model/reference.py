@@ -58,11 +58,6 @@ class RowTrace:
     scans: int = 0
     sampled: int = 0
 
-    @property
-    def score_reads(self) -> int:
-        """Scores read before frontier-only refinement."""
-        return self.sampled + self.scans * self.length
-
     def columns(self) -> list[int]:
         """Values in the order of `STATS_COLUMNS`."""
         return [
@@ -115,39 +110,21 @@ def select(
 ) -> tuple[NDArray[np.int32], Stats]:
     """Select the top k of every row exactly, and return the statistics of every row.
 
-    Parameters
-    ----------
-    scores : array_like, shape (rows, width)
-        float32, or a narrower float that widens exactly; uint16 is read as bfloat16 bits.
-    lengths : array_like of int, shape (rows // next_n,), or None
-        Number of valid scores of each row, clamped to [0, width]. `options` may give it another meaning: window
-        lengths or ends, one entry per `next_n` rows (`ksieve.core.windows`).
-    k : int
-        Slots per row. The sample ranks of every row follow from it, also with `ks`.
-    policy : SamplingPolicy or None
-        None takes the direct-exact route on every row.
-    capacity : int
-        Candidates a backend can store per row, at least k; see the module docstring.
-    resident_width : int
-        Rows of at most this length stay on chip in the direct-exact route, which then scans once.
-    splits : int
-        Segments of the KV-split composition. All returned numbers are independent of it, with two exceptions: each
-        further segment reads the samples again, and candidates that exceed `capacity` together cost one more scan.
-    seed : int, optional
-        Count the scans of the CPU backend, whose guesses use this seed. `resident_width` and `splits` are then not
-        used, and `capacity` must be at least `ksieve.planning.cpu.least_capacity` or the length of the longest row.
-    options : Options
-        `windows`, `next_n`, `tie_break`, `largest` and `nan` are used here, the others in `ksieve.model.epilogue`.
-    starts : array_like of int, shape (rows,), optional
-        First position of each window.
-    ks : array_like of int, shape (rows,), optional
-        Each row's own k, clamped to [0, k].
+    `scores` (array_like, shape (rows, width)): float32, or a narrower float that widens exactly; uint16 is read as
+    bfloat16 bits. `lengths`, `starts`: as of `ksieve.core.windows`. `options`: `windows`, `next_n`, `tie_break`,
+    `largest` and `nan` are used here, the others in `ksieve.model.epilogue`. `k`: the sample ranks of every row follow
+    from it, also with `ks` (array_like of int, shape (rows,)), each row's own k, clamped to [0, k]. `policy`: None
+    takes the direct-exact route on every row. `capacity`: candidates that a backend can store per row, at least k; see
+    the module docstring. `resident_width`: rows of at most this length stay on chip in the direct-exact route, which
+    then scans once.
 
-    Returns
-    -------
-    indices : ndarray of int32, shape (rows, k)
-        Positions in the window, best groups first; -1 in unused slots.
-    stats : Stats
+    `splits`: segments of the KV-split composition. All returned numbers are independent of it, with two exceptions:
+    each further segment reads the samples again, and candidates that exceed `capacity` together cost one more scan.
+
+    `seed`: count the scans of the CPU backend, whose guesses use this seed. `resident_width` and `splits` are then not
+    used, and `capacity` must be at least `ksieve.planning.cpu.least_capacity` or the length of the longest row.
+
+    The indices (ndarray of int32, shape (rows, k)) are positions in the window, best groups first; -1 in unused slots.
     """
     matrix = np.asarray(scores)
     rows, width = matrix.shape
