@@ -1,4 +1,4 @@
-"""Verdicts on every path of the verifier: NumPy, torch tensors, and sources of row blocks; answers of the model."""
+"""Verdicts on every path of the verifier: NumPy, torch tensors, and sources of row blocks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from ksieve import verify
-from ksieve.core.windows import windows
-from ksieve.model.epilogue import Finish
-from ksieve.model.reference import select
 
 ENGINE = sys.modules["ksieve.checking.verify"]  # not the function, by which the package hides it
 
@@ -29,15 +26,6 @@ def on_torch(scores, lengths, indices, block_bytes=1 << 20, **options):
 def same(one, two):
     assert str(one) == str(two)
     np.testing.assert_array_equal(one.reasons, two.reasons)
-
-
-def of_model(scores, slots, options, lengths=None, starts=None, ks=None):
-    """Indices of the NumPy model, as `ksieve.topk` writes them."""
-    local, _ = select(scores, lengths, slots, policy=None, options=options, starts=starts, ks=ks)
-    begin, _ = windows(options, *scores.shape, lengths=lengths, starts=starts)
-    out = np.empty(local.shape, options.index_dtype)
-    Finish(options, scores, begin, out).write(0, len(scores), local)
-    return out
 
 
 class Source:

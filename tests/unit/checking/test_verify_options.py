@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from cases import scores_of
-from ksieve import ArgumentError, verify
+from ksieve import ArgumentError, topk, verify
 from ksieve.checking.verdict import Reason
-from ksieve.core.options import Options
-from verdicts import Source, of_model, on_torch, same
+from verdicts import Source, on_torch, same
 
 CHECKS = [verify, on_torch]
 
@@ -141,16 +142,7 @@ MESSAGES = [
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(("options", "slots", "reason", "text"), MESSAGES)
 def test_messages(options, slots, reason, text, check):
-    given = {name: value for name, value in options.items() if name in ("starts", "index_base", "largest", "sorted")}
-    order = {"sorted": "any", True: "value"}
-    translated = {
-        "windows": "ends" if "starts" in given or "ends" in options else "none",
-        "index_base": given.get("index_base", "row"),
-        "largest": given.get("largest", True),
-        "order": order.get(given.get("sorted"), given.get("sorted", "any")),
-        "per_row_k": "k" in options,
-    }
-    answer = of_model(TENS, 2, Options(**translated), options.get("ends"), options.get("starts"), options.get("k"))
+    answer = topk(TENS, backend="reference", **{"k": 2} | options | ({"max_k": 2} if "k" in options else {}))
     assert check(TENS, None, answer, **options)
     for slot, value in slots.items():
         answer[0, slot] = value
@@ -221,16 +213,11 @@ def test_messages_about_ties_and_nan(answer, options, text, check):
 def test_any_rank(check, leading):
     rng = np.random.default_rng(7)
     scores = rng.integers(0, 9, (*leading, 8)).astype(np.float32)
-    rows = scores.reshape(-1, 8)
-    starts, lengths, ks = (rng.integers(0, 5, leading).astype(np.int32) for _ in range(3))
-    options = Options(windows="lengths", per_row_k=True)
-    answer = of_model(rows, 3, options, lengths.reshape(-1), starts.reshape(-1), ks.reshape(-1))
-    call = {"starts": starts, "k": ks} if leading else {"starts": starts}
-    if not leading:
-        answer = of_model(rows, 3, Options(windows="lengths"), lengths.reshape(-1), starts.reshape(-1))
-    answer = answer.reshape(*leading, 3)
+    starts, lengths, ks = (np.asarray(rng.integers(0, 5, leading), np.int32) for _ in range(3))
+    call = {"starts": starts, "k": ks} if leading else {"starts": starts, "k": 3}
+    answer = topk(scores, lengths, backend="reference", **call | ({"max_k": 3} if leading else {}))
     verdict = check(scores, lengths, answer, **call)
-    assert verdict and verdict.rows == len(rows)
+    assert verdict and verdict.rows == math.prod(leading)
     if answer.size:
         answer[..., 0] = 8
         assert check(scores, lengths, answer, **call).failed == verdict.rows
@@ -275,14 +262,10 @@ def test_lengths_of_requests_of_any_rank(shape):
 def test_sources_take_every_option(block_bytes):
     scores = scores_of("some_nan", 12, 40, 4)
     rng = np.random.default_rng(3)
-    starts, ends = rng.integers(0, 20, 12), rng.integers(0, 41, 4)
-    ks = rng.integers(0, 5, 12)
-    options = Options(windows="ends", next_n=3, per_row_k=True, largest=False, order="value", tie_break="high")
-    answer = of_model(scores, 4, options, ends, starts, ks)
-    answer[9:] = -1
+    starts, ends, ks = (rng.integers(0, most, n).astype(np.int32) for most, n in ((20, 12), (41, 4), (5, 12)))
     call = {"starts": starts, "ends": ends, "next_n": 3, "k": ks, "num_rows": 9, "largest": False, "sorted": True,
             "tie_break": "high"}  # fmt: skip
-    done = []
+    answer, done = topk(scores, max_k=4, backend="reference", **call), []
     source = Source(scores, np.full(12, 7))
     assert verify(source, None, answer, block_bytes=block_bytes, progress=done.append, **call)
     assert done[-1] == 12 and done == sorted(done)

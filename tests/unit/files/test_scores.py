@@ -41,7 +41,9 @@ MATRICES = {
 
 @pytest.fixture(autouse=True)
 def the_library_alone(monkeypatch):
+    """No other package brings a reader."""
     monkeypatch.setattr(scores, "READERS", [])
+    monkeypatch.setattr(scores, "entry_points", lambda *, group: [])
 
 
 def header(path, tensors, data=b"", size=None):
@@ -178,15 +180,8 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def no_readers(monkeypatch):
-    """No other package brings a reader."""
-    monkeypatch.setattr(scores, "READERS", [])
-    monkeypatch.setattr(scores, "entry_points", lambda *, group: [])
-
-
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_header_is_a_typed_error(tmp_path, no_readers, name):
+def test_a_hostile_header_is_a_typed_error(tmp_path, name):
     tensors, size, said = HOSTILE[name]
     path = header(tmp_path / "a.safetensors", tensors, size=size)
     with pytest.raises(FileFormatError) as caught:
@@ -267,7 +262,7 @@ def test_a_damaged_file_is_refused_or_selected_exactly(whole, data):
         assert str(error).startswith((str(path), "tensor: got"))
 
 
-def test_readers_of_other_packages(tmp_path, monkeypatch, no_readers):
+def test_readers_of_other_packages(tmp_path, monkeypatch):
     factors, made = tmp_path / "f.safetensors", np.ones((4, 2, 8), "f4")
     write_factors(factors, q=made, keys=np.ones((50, 8), "f4"), weights=np.ones((4, 2), "f4"), k=5)
     with pytest.raises(FileFormatError, match=r"a capture of ksieve's laboratory, .*: pip install ./lab in a clone"):

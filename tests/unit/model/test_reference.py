@@ -178,88 +178,100 @@ def test_capacity_changes_scans_alone(problem, policy):
 
 
 def one(row, k, policy, **options):
-    row = np.asarray(row, dtype=np.float32)
-    indices, stats = reference.select(row[None], [row.size], k, policy=policy, **options)
-    assert_exact(row[None], [row.size], k, indices)
-    capacity, held = options.get("capacity", reference.UNBOUNDED), options.get("resident_width", 0)
-    check_trace(row[None], np.array([row.size]), k, policy, capacity, held, stats)
-    return indices[0], stats.row(0)
+    row, capacity = np.asarray(row, dtype=np.float32)[None], options.get("capacity", reference.UNBOUNDED)
+    indices, stats = reference.select(row, [row.size], k, policy=policy, **options)
+    assert_exact(row, [row.size], k, indices)
+    check_trace(row, np.array([row.size]), k, policy, capacity, options.get("resident_width", 0), stats)
+    return stats.row(0)
 
 
 def ramp(width=400):
     return np.arange(width, 0, -1, dtype=np.float32)
 
 
-def flat(width, best):
-    """Ones, and `best` scores of 2 in front."""
-    return np.where(np.arange(width) < best, 2.0, 1.0)
+def exact(**fields):
+    return SamplingPolicy("e", 4, boundary="exact", **fields)
 
 
-def nan_but_for(numbers):
-    """A row whose view, of every fourth score, sees nothing but NaN."""
-    row = np.full(400, np.nan, dtype=np.float32)
-    row[1::4][:numbers] = ramp(numbers)
-    return row
+FIRST_40, LAST_BIT = np.arange(400) < 40, np.where(np.arange(300) == 17, np.nextafter(np.float32(1), np.float32(2)), 1)
+NAN, HALF = np.full(400, np.nan), np.full(5000, 0.5)
 
-
-EXACT = SamplingPolicy("e", 4, margin=2.0, boundary="exact", min_rank=1)
-SPREAD = replace(EXACT, stride=2, margin=1.0, group=4)
-CLUMPED = np.where(np.arange(400) % 4 == 3, 1000.0, 0.0) + ramp()
-RARE = {
-    "not on chip": (ramp(), 40, None, 400, 399, Route.DIRECT),
-    "on chip": (ramp(), 40, None, 400, 400, Route.DIRECT),
-    "a small view": (ramp(50), 40, PAPER_64, 50, 0, Route.DIRECT),
-    "no score": (ramp(0), 20, TINY, 20, 0, Route.SHORT),
-    "k scores": (ramp(20), 20, TINY, 20, 0, Route.SHORT),
-    "exactly k admitted": (flat(400, 40) + ramp() * 1e-6, 40, replace(EXACT, boundary="coarse", margin=1.0), 400, 0,
-                           Route.CERTIFIED),
-    "a plateau": (np.arange(100_000) % 1000 == 0, 400, SamplingPolicy("e", 4, boundary="exact"), 400, 0,
-                  Route.CERTIFIED),
-    "k better than a plateau": (flat(400, 40), 40, replace(EXACT, margin=1.5), 400, 0, Route.CERTIFIED),
-    "a boundary seen once": (ramp(), 20, EXACT, 400, 0, Route.CERTIFIED),
-    "last third of the view": (ramp(), 20, replace(EXACT, min_rank=67), 400, 0, Route.DIRECT),
-    "just in front of it": (ramp(), 20, replace(EXACT, min_rank=66), 400, 0, Route.CERTIFIED),
-    "a coarse boundary of NaN": (nan_but_for(0), 20, replace(EXACT, boundary="coarse"), 400, 0, Route.CERTIFIED),
-    "scores of groups": (CLUMPED, 80, SPREAD, 400, 0, Route.RECOVERED),
-    "peaks of groups": (CLUMPED, 60, replace(SPREAD, peaks=True), 400, 0, Route.RECOVERED),
-    "too few peaks": (CLUMPED, 80, replace(SPREAD, peaks=True), 400, 0, Route.DIRECT),
-} | {
-    f"NaN and {numbers} numbers, {capacity} stored": (nan_but_for(numbers), 20, EXACT, capacity, 0, Route.CERTIFIED)
-    for numbers in (0, 10, 20, 40)
-    for capacity in (20, 400)
+ROWS = {
+    "direct": (ramp(), 40, None, {}, {"route": Route.DIRECT, "scans": 2}),
+    "direct, one score too long to be held": (ramp(), 40, None, {"resident_width": 399}, {"scans": 2}),
+    "direct and held": (ramp(), 40, None, {"resident_width": 400}, {"scans": 1}),
+    "a view too small": (ramp(50), 40, PAPER_64, {}, {"route": Route.DIRECT}),
+    "no score": (ramp(0), 20, TINY, {}, {"route": Route.SHORT}),
+    "one score": (ramp(1), 20, TINY, {}, {"route": Route.SHORT}),
+    "k scores": (ramp(20), 20, TINY, {}, {"route": Route.SHORT}),
+    "a certified tail of exactly k is the answer": (
+        np.where(FIRST_40, 2.0, -2.0) + ramp() * 1e-6, 40, SamplingPolicy("p", 4, margin=1.0, min_rank=1), {},
+        {"admitted0": 40, "frontier0": 40, "filled": 40, "frontier1": 0, "committed1": 0, "scans": 1},
+    ),
+    # Better ones are committed, k is filled, and no scan follows.
+    "an exact boundary counts 99,900 equal scores apart": (
+        np.arange(100_000) % 1000 == 0, 400, exact(), {"capacity": 400},
+        {"route": Route.CERTIFIED, "scans": 1, "committed0": 100, "frontier0": 99_900, "filled": 300},
+    ),
+    # Ties at a boundary that was seen more than once are not needed: the better scores alone are the frontier.
+    "an exact boundary with exactly k better scores": (
+        np.where(FIRST_40, 2.0, 1.0), 40, exact(margin=1.5, min_rank=1), {},
+        {"admitted0": 400, "committed0": 0, "frontier0": 40, "filled": 40},
+    ),
+    "an exact boundary seen once is no plateau": (ramp(), 20, exact(margin=2.0, min_rank=1), {}, {"committed0": 0}),
+    # It would admit most of the row; 400 scores have a view of 100.
+    "a boundary in the last third of the view": (ramp(), 20, exact(min_rank=67), {}, {"route": Route.DIRECT}),
+    "a boundary before it": (ramp(), 20, exact(min_rank=66), {}, {"route": Route.CERTIFIED}),
+    "a coarse boundary of NaN sets nothing apart": (
+        NAN, 20, SamplingPolicy("c", 4, min_rank=1), {}, {"admitted0": 400, "committed0": 0, "frontier0": 400}
+    ),
+    "one value is not scanned again, direct": (HALF, 100, None, {"capacity": 100}, {"scans": 2, "filled": 100}),
+    "one value is not scanned again, sampled": (HALF, 100, TINY, {"capacity": 100}, {"scans": 1, "filled": 100}),
+    "refinement resolves the last bit": (LAST_BIT, 1, None, {}, {"frontier2": 300, "frontier3": 1}),
 }  # fmt: skip
-"""A row, its k, the policy, the capacity, the resident width, and the route that it takes."""
 
 
-@pytest.mark.parametrize("name", RARE)
-def test_rare_rows(name):
-    row, k, policy, capacity, held, route = RARE[name]
-    _, t = one(row, k, policy, capacity=capacity, resident_width=held)
-    assert Route(t["route"]) is route
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row(name):
+    row, k, policy, options, expected = ROWS[name]
+    found = one(row, k, policy, **options)
+    assert {column: found[column] for column in expected} == expected
 
 
-@pytest.mark.parametrize("policy", [None, TINY], ids=["direct", "sampled"])
-def test_a_plateau_of_one_value_is_never_scanned_again(policy):
-    _, t = one(np.full(5000, 0.5), 100, policy, capacity=100)
-    assert t["scans"] == (2 if policy is None else 1) and t["frontier0"] == 5000 and t["filled"] == 100
+@pytest.mark.parametrize(("numbers", "committed", "frontier"), [(0, 0, 400), (10, 10, 390), (20, 0, 20), (40, 0, 40)])
+@pytest.mark.parametrize("capacity", [20, 400])
+def test_a_boundary_of_nan_counts_nan_apart(numbers, committed, frontier, capacity):
+    """All scores reach it, numbers come first; NaNs are never candidates, so they cannot outgrow the storage."""
+    row = np.full(400, np.nan, dtype=np.float32)
+    row[1::4][:numbers] = ramp(numbers)  # the row's view sees nothing but NaN
+    t = one(row, 20, exact(margin=2.0, min_rank=1), capacity=capacity)
+    assert t["admitted0"] == 400 and t["tau0"] == -1 and t["route"] == Route.CERTIFIED
+    assert (t["committed0"], t["frontier0"]) == (committed, frontier)
+    assert t["scans"] == 1 + (numbers > max(capacity, 20))
+
+
+def test_peaks_rank_one_score_per_group():
+    """A view of 200 scores in 50 groups, one large score in each, has 50 statistics to rank."""
+    row = np.where(np.arange(400) % 4 == 3, 1000.0, 0.0) + ramp()
+    policy = SamplingPolicy("p", 2, margin=1.0, group=4, boundary="exact", min_rank=1)
+    scores = one(row, 60, policy)
+    peaks = one(row, 60, replace(policy, peaks=True))
+    assert scores["sampled"] == peaks["sampled"] == 200
+    assert peaks["tau0"] == int(keys.order_key(np.sort(row[3::8])[::-1][29]).astype(np.int32)) == scores["tau0"]
+    # Rank 40 is among the last third of the peaks, though not of the scores.
+    assert one(row, 80, policy)["route"] != Route.DIRECT
+    assert one(row, 80, replace(policy, peaks=True))["route"] == Route.DIRECT
 
 
 def test_overflow_rescans_once_per_digit_that_does_not_fit():
     """Distinct keys in one coarse bin: digit 0 splits nothing, digit 1 little, so each is scanned again."""
     same_coarse = (np.uint32(0x3F800000) + np.arange(3000, dtype=np.uint32)).view(np.float32)
     assert np.unique(keys.coarse_bin(same_coarse)).size == 1
-    _, roomy = one(same_coarse, 10, None, capacity=3000)
-    _, tight = one(same_coarse, 10, None, capacity=10)
+    roomy = one(same_coarse, 10, None, capacity=3000)
+    tight = one(same_coarse, 10, None, capacity=10)
     frontier = [roomy[f"frontier{j}"] for j in range(3)]
     assert frontier[0] == frontier[1] == 3000
     assert tight["scans"] - roomy["scans"] == sum(n > 10 for n in frontier) == 3
-
-
-def test_refinement_resolves_the_last_bit():
-    row = np.full(300, 1.0, dtype=np.float32)
-    row[17] = np.nextafter(np.float32(1), np.float32(2))
-    indices, t = one(row, 1, None)
-    assert indices.tolist() == [17] and t["frontier2"] == 300 and t["frontier3"] == 1
 
 
 def test_stats_access():
