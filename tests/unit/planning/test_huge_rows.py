@@ -1,4 +1,4 @@
-"""Rows far wider than the usual: views of bounded size, CTAs that fill the device, and usual rows as ever."""
+"""Rows far wider than the usual: views of bounded size, and CTAs that fill the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import ksieve
 from frozen import frozen_shapes
-from ksieve.planning import cuda, huge_rows, memory
+from ksieve.planning import cuda, memory
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.thresholds import MOST_SLICES, MOST_SPLITS, MOST_STATISTICS, SPLITS, WIDEST_USUAL
 
@@ -25,23 +25,6 @@ def frozen():
 
 def plan_of(rows, width, k, device=H200, **asked):
     return ksieve.plan(rows=rows, width=width, k=k, device=device, **asked)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_plans_of_usual_rows_are_as_without_any_of_this(monkeypatch, dtype):
-    shapes = list(
-        itertools.product(
-            (1, 2, 3, 8, 16, 17, 33, 66, 132, 133, 512, 4096),
-            (4096, 16_384, 65_536, 65_537, 131_072, 262_144, 262_145, 524_288, 1_000_000, 1_048_576),
-            (1, 100, 2048, 8192),
-        )
-    )
-    usual = [shape for shape in shapes if shape[2] <= shape[1]]
-    found = [plan_of(*shape, dtype=dtype) for shape in usual]
-    monkeypatch.setattr(huge_rows, "bounded", lambda policy, problem: policy)
-    monkeypatch.setattr(huge_rows, "splits", lambda *args: args[-1])
-    assert found == [plan_of(*shape, dtype=dtype) for shape in usual]
-    assert plan_of(1, HUGE, 1000, dtype=dtype).policy.name == "lines-128", "the test tests something"
 
 
 @pytest.mark.parametrize(

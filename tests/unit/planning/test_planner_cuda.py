@@ -35,7 +35,6 @@ with frozen_shapes():
     HOPPER = shapes.of_class("hopper")
 RESIDENT = HOPPER.resident
 HELD = RESIDENT["resident_block"][-1].resident_width
-MANY_SHORT = HOPPER.streamed["stream"][0].fewest_rows
 SPLIT_IN_TWO = HOPPER.splits[-1].narrowest
 SPARSE_LINES = HOPPER.strides[-1].narrowest
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
@@ -297,15 +296,6 @@ def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
     for family in (None, "resident_cluster"):
         chosen = ksieve.plan(rows=rows, width=width, k=2048, device=H200, family=family, options=low)
         assert chosen.capacity >= 2048
-
-
-@pytest.mark.parametrize(("rows", "shape"), [(67, (1024, 1, 8)), (132, (1024, 1, 8)), (133, (512, 2, 6))])
-def test_streamed_rows_run_on_large_ctas_while_each_has_a_multiprocessor(rows, shape):
-    plan = ksieve.plan(rows=rows, width=1_048_577, k=2048, device=H200)
-    assert plan.family == "stream"
-    assert (plan.threads, plan.ctas_per_sm, plan.stages) == shape
-    fewer = replace(H200, sm_count=rows - 1)
-    assert ksieve.plan(rows=rows, width=1_048_577, k=2048, device=fewer).threads == 512
 
 
 @pytest.mark.parametrize(
