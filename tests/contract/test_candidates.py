@@ -17,14 +17,14 @@ CAPACITY, SHARE = 96, 64
 
 def produce(scores, lengths, candidates, ranking="largest"):
     """What a producer's epilogue does: a score that reaches the cutoff is counted, and listed while there is room."""
-    wide = widen(scores)
+    wide, of = widen(scores), candidates
+    cutoff, counts, found, places = map(np.asarray, (of.cutoff, of.counts, of.scores, of.positions))
     for r, length in enumerate(lengths):
-        row = wide[r, :length]
-        kept = np.flatnonzero(reaches(row, candidates.cutoff[r], ranking))
-        listed = np.random.default_rng(r).permutation(kept)[: candidates.capacity]
-        candidates.counts[r] += len(kept)
-        candidates.scores[r, : len(listed)] = scores[r, listed]
-        candidates.positions[r, : len(listed)] = listed
+        kept = np.flatnonzero(reaches(wide[r, :length], cutoff[r], ranking))
+        listed = np.random.default_rng(r).permutation(kept)[: of.capacity]
+        counts[r] += len(kept)
+        found[r, : len(listed)] = scores[r, listed]
+        places[r, : len(listed)] = listed
 
 
 def hostile_rows():
@@ -115,13 +115,8 @@ def test_tensors():
     scores = hostile_rows()
     running = Running(ROWS, K, 4096, dtype=torch.float32, deterministic=True)
     candidates = Candidates(running, WIDTH, capacity=CAPACITY)
-    candidates.propose(torch.from_numpy(scores)[:, candidates.columns.long()].contiguous())
-    kept = torch.from_numpy(scores) >= candidates.cutoff[:, None]
-    candidates.counts += kept.sum(1, dtype=torch.int32)
-    for r in range(ROWS):
-        places = kept[r].nonzero()[:CAPACITY, 0]
-        candidates.positions[r, : len(places)] = places.int()
-        candidates.scores[r, : len(places)] = torch.from_numpy(scores)[r, places]
+    candidates.propose(torch.from_numpy(scores.take(candidates.columns, axis=1)))
+    produce(scores, [WIDTH] * ROWS, candidates)
     candidates.certify(check=True)
     for begin in range(0, WIDTH, 4096):
         running.push(torch.from_numpy(scores[:, begin : begin + 4096].copy()), begin, candidates.left)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,18 +14,12 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 import ksieve  # noqa: E402
-from cuda_fakes import FakeDriver, make_plan  # noqa: E402
+from cuda_fakes import fake_backend, make_plan, plan_of  # noqa: E402
 from ksieve import dispatch  # noqa: E402
-from ksieve.backends import cuda  # noqa: E402
-from ksieve.backends.cuda import call as cuda_call  # noqa: E402
-from ksieve.backends.cuda.jit import cache  # noqa: E402
-from ksieve.backends.cuda.jit.compile import Cubin  # noqa: E402
-from ksieve.backends.cuda.runtime import driver as cuda_driver  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.frontends.jax import ops as jax_ops  # noqa: E402
 from ksieve.frontends.jax.ffi import Handler  # noqa: E402
-from ksieve.planning import memory  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 from ksieve.planning.plan_text import encode_plan  # noqa: E402
 from ksieve_lab.oracle import assert_exact  # noqa: E402
@@ -312,18 +305,10 @@ def test_an_old_jax_is_refused_before_the_registration(monkeypatch):
 
 @pytest.fixture
 def driver(monkeypatch):
-    fake = FakeDriver()
-    cuda_call.forget()
-    monkeypatch.setattr(cuda_driver, "_instance", fake)
-    monkeypatch.setattr(cache, "obtain", lambda spec, *_: (Cubin(b"code", ""), True))
-    monkeypatch.setattr(memory, "shared_bytes", lambda plan: 20_000)
-    monkeypatch.setattr(jax_ops, "decode_plan", lambda text: plans[text])
-    cuda.device_info.cache_clear()
-    plans = fake.plans = {}
-    yield fake
-    cuda_call.forget()
-    cuda.device_info.cache_clear()
-    dispatch._choose.cache_clear()
+    for fake in fake_backend(monkeypatch, shared=20_000):
+        plans = fake.plans = {}
+        monkeypatch.setattr(jax_ops, "decode_plan", plans.get)
+        yield fake
 
 
 def selection(driver, plan, *arrays):
@@ -355,8 +340,7 @@ def test_on_cuda_the_call_is_enqueued_on_the_stream_of_xla(driver):
 
 def test_on_cuda_options_pass_the_memory_of_xla(driver):
     driver.asked = options = Options(values=True, transform="offsets", raw=True, order="index", tie_break="low")
-    plan = make_plan(rows=ROWS, width=WIDTH, k=K)
-    plan = replace(plan, problem=replace(plan.problem, options=options))
+    plan = plan_of(ROWS, WIDTH, K, options, "stream")
     out, values, raw = np.zeros((ROWS, K), np.int32), np.zeros((ROWS, K), np.float32), np.zeros((ROWS, K), np.int32)
     xla = FakeXla()
     text = selection(driver, plan, "scores", "offsets")
