@@ -110,7 +110,7 @@ def select(
     to_device, to_host = _movers(chosen)
     rows, width, running = int(source.rows), int(source.width), None
     if by_tiles(source):
-        policy, return_stats = None, False
+        return_stats = False
         width = max(1, min(width, max(k, block_bytes // (4 * MOST_ROWS))))
     raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
     plan: Plan | None = None
@@ -118,6 +118,10 @@ def select(
     for begin, end in blocks or blocks_of(source, block_bytes):
         if by_tiles(source):
             running = Running(end - begin, k, width, dtype=source.dtype, device=chosen)
+            if plan is None:
+                plan = api.plan(rows=end - begin, width=width, k=k, dtype=source.dtype, device=chosen)
+                if progress is not None:
+                    progress(0)
         start = time.perf_counter()
         for first, host, ends in _parts(source, begin, end, width):
             scores, lengths = to_device(host), to_device(ends)
@@ -125,11 +129,12 @@ def select(
             if plan is None:
                 asked = calls.parse(scores, lengths, k).problem
                 plan = api.plan(
-                    rows=asked.rows, width=width, k=k, pitch=asked.pitch if running is None else None,
-                    dtype=asked.dtype, device=str(asked.device), policy=policy,
+                    rows=asked.rows, width=width, k=k, pitch=asked.pitch, dtype=asked.dtype, device=str(asked.device),
+                    policy=policy,
                 )  # fmt: skip
-                if running is None:
-                    _warm_up(plan, scores, lengths, chosen, return_stats)
+                if end > begin and chosen != "reference":
+                    # The first row compiles the kernels, so that the measured time excludes that.
+                    api.topk(scores[:1], lengths[:1], plan=plan, backend=chosen, return_stats=return_stats)
                 if progress is not None:
                     progress(0)
             start = time.perf_counter()
@@ -152,18 +157,16 @@ def select(
 
 
 def blocks_of(source: Any, block_bytes: int = BLOCK_BYTES, rank: int = 0, world: int = 1) -> Blocks:
-    """Blocks of a source, or every `world`-th of them; of a source without rows an empty one."""
-    rows, step = int(source.rows), block_rows(source, block_bytes)
-    return [(begin, min(begin + step, rows)) for begin in range(rank * step, max(rows, 1), step * world)]
+    """Blocks of a source, or every `world`-th of them; of a source without rows an empty one.
 
-
-def block_rows(source: Any, block_bytes: int = BLOCK_BYTES) -> int:
-    """Rows of a block: as many float32 rows as fit `block_bytes`, if possible a multiple of the sampling strides."""
+    A block has as many float32 rows as fit `block_bytes`, if possible a multiple of the sampling strides.
+    """
+    rows, step = int(source.rows), max(1, block_bytes // max(4 * int(source.width), 1))
     if by_tiles(source):
-        return MOST_ROWS
-    step = max(1, block_bytes // max(4 * int(source.width), 1))
-    period = 128
-    return step if step < period else step // period * period
+        step = MOST_ROWS
+    elif step >= 128:
+        step -= step % 128
+    return [(begin, min(begin + step, rows)) for begin in range(rank * step, max(rows, 1), step * world)]
 
 
 def by_tiles(source: Any) -> bool:
@@ -177,12 +180,6 @@ def _parts(source: Any, begin: int, end: int, most: int) -> Iterator[tuple[int, 
         yield from source.tiles(begin, end, most)
     else:
         yield 0, source.rows_block(begin, end), np.ascontiguousarray(source.lengths[begin:end], dtype=np.int32)
-
-
-def _warm_up(plan: Plan, scores: Any, lengths: Any, backend: Backend, return_stats: bool) -> None:
-    """Compile by a call with the first row, so that the measured time excludes compilation."""
-    if backend != "reference" and scores.shape[0]:
-        api.topk(scores[:1], lengths[:1], plan=plan, backend=backend, return_stats=return_stats)
 
 
 def _movers(backend: str) -> tuple[Callable[[Any], Any], Callable[[Any], NDArray[np.int32]]]:

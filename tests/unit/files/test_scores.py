@@ -281,6 +281,13 @@ def test_readers_of_other_packages(tmp_path, monkeypatch):
         open_scores(tmp_path / "other.safetensors")
 
 
+def test_files_without_columns(tmp_path):
+    np.save(tmp_path / "a.npy", MATRIX[:, :0])
+    with open_scores(tmp_path / "a.npy") as source:
+        for given in (source, JoinedColumns([source, source])):
+            assert (selected(given) == -1).all()
+
+
 def test_a_capture_of_scores_needs_no_reader(tmp_path):
     with CaptureWriter(tmp_path / "a.safetensors", ROWS, WIDTH, k=K) as writer:
         writer.write(MATRIX, LENGTHS.astype("i4"))
