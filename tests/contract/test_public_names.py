@@ -117,7 +117,7 @@ def test_import_brings_numpy_and_none_of_what_runs_a_call():
 
 def test_planning_and_verifying_need_numpy_alone():
     code = """
-import json, sys, numpy as np, ksieve
+import json, sys, numpy as np, ksieve, ksieve.backends.cuda
 x = np.arange(12, dtype=np.float32).reshape(3, 4)
 print(ksieve.plan(rows=64, width=131072, k=2048), file=sys.stderr)
 assert ksieve.verify(x, None, np.array([[3]] * 3))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
-import subprocess
+import struct
 import sys
 import threading
 from dataclasses import replace
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 from conftest import cuda_devices
 
-import cuda_fakes
 import ksieve
 from cuda_fakes import WORKSPACE, ZEROED, FakeArray, aligned_bytes, fake_backend, make_plan
 from ksieve.backends import cuda
@@ -29,10 +29,13 @@ from ksieve.core.errors import ArgumentError, BackendError, WorkspaceError
 from ksieve.model import reference
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import SAMPLED
+from ksieve_lab.oracle import assert_exact
 
 FAMILIES = [
     "stream", "stream_unsampled", "stream_split", "resident_block", "resident_cluster", "resident_grid",
 ]  # fmt: skip
+SCORES = np.random.default_rng(5).permuted(np.arange(8 * 64, dtype=np.float32)).reshape(8, 64)
+LENGTHS = np.array([64, 0, 3, 4, 5, 63, -7, 1000], np.int32)
 
 
 @pytest.fixture
@@ -41,40 +44,26 @@ def driver(monkeypatch):
 
 
 @pytest.fixture
-def rows():
-    rng = np.random.default_rng(5)
-    scores = rng.permuted(np.arange(8 * 64, dtype=np.float32)).reshape(8, 64)
-    lengths = np.array([64, 0, 3, 4, 5, 63, -7, 1000], np.int32)
-    return scores, lengths
+def select(driver):
+    """Select from `SCORES` by a plan; return the indices and the launch."""
 
+    def call(plan=None, lengths=None, *, stream=None, index=0, rows=8, **more):
+        plan = plan or make_plan(index=index)
+        out = np.full((rows, plan.problem.k), -99, np.int32)
+        lengths = None if lengths is None else FakeArray(lengths[:rows], index)
+        ksieve.topk(FakeArray(SCORES[:rows], index, stream), lengths, plan=plan, out=FakeArray(out, index), **more)
+        return out, driver.launches[-1]
 
-def out_array(rows_, k, index=0):
-    return FakeArray(np.full((rows_, k), -99, np.int32), index)
-
-
-def expected(scores, lengths, k, live=None):
-    answers = []
-    for r, row in enumerate(scores):
-        n = min(max(int(lengths[r]), 0), row.size)
-        chosen = set(np.argsort(-row[:n], kind="stable")[:k].tolist()) if live is None or r < live else set()
-        answers.append(chosen)
-    return answers
-
-
-def chosen_sets(indices):
-    return [set(row.tolist()) - {-1} for row in indices]
+    return call
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_launch_geometry_and_params_of_every_family(driver, rows, family):
-    scores, lengths = rows
+def test_launch_geometry_and_params_of_every_family(driver, select, family):
     plan = make_plan(family=family)
-    out = out_array(8, 4)
-    assert ksieve.topk(FakeArray(scores), FakeArray(lengths), plan=plan, out=out) is out
-    (seen,) = driver.launches
+    out, seen = select(plan, LENGTHS)
     grid = {"stream_split": 32, "resident_block": 8, "resident_cluster": 64, "resident_grid": 128}
     assert seen["grid"] == grid.get(family, 5)
     assert seen["cooperative"] == (family == "resident_grid")
@@ -83,105 +72,97 @@ def test_launch_geometry_and_params_of_every_family(driver, rows, family):
     assert (seen["rows"], seen["width"], seen["k"], seen["splits"]) == (8, 64, 4, plan.splits)
     assert (seen["primary"], seen["rescue"]) == ((16, 0) if family in SAMPLED else (0, 0))
     assert (seen["pitch"], seen["out_pitch"], seen["stream"], seen["stats"]) == (64, 4, 0, 0)
-    assert driver.loads[0][1] == f"ksieve_{spec.STEMS[family].replace('/', '_')}"
-    assert chosen_sets(out.array) == expected(scores, lengths, 4)
+    assert driver.loads[0][1] == f"ksieve_{spec.STEMS[family].replace('/', '_')}" and len(driver.launches) == 1
+    assert_exact(SCORES, LENGTHS, 4, out)
 
 
-def test_rescue_rank_is_passed_and_compiled_in(driver, rows):
+def test_rescue_rank_is_passed_and_compiled_in(select):
     plan = make_plan(policy=ksieve.SamplingPolicy("r", 4, rescue_margin=8.0, min_rank=1))
-    ksieve.topk(FakeArray(rows[0]), None, plan=plan, out=out_array(8, 4))
-    assert (driver.launches[0]["primary"], driver.launches[0]["rescue"]) == (2, 8)
+    _, seen = select(plan)
+    assert (seen["primary"], seen["rescue"]) == (2, 8)
     assert dict(spec.kernel_spec(plan).defines)["KSIEVE_RESCUE"] == 1
 
 
-def test_pitches_live_rows_and_strided_out(driver, rows):
+def test_pitches_live_rows_and_strided_out(driver):
     wide = np.full((8, 100), np.inf, np.float32)
-    wide[:, :64] = rows[0]
+    wide[:, :64] = SCORES
     out = np.full((8, 10), -99, np.int32)
     live = FakeArray(np.array([3], np.int32))
-    ksieve.topk(FakeArray(wide[:, :64]), FakeArray(rows[1]), plan=make_plan(), out=FakeArray(out[:, :4]), num_rows=live)
+    ksieve.topk(FakeArray(wide[:, :64]), FakeArray(LENGTHS), plan=make_plan(), out=FakeArray(out[:, :4]), num_rows=live)
     assert (driver.launches[0]["pitch"], driver.launches[0]["out_pitch"]) == (100, 10)
-    assert chosen_sets(out[:, :4]) == expected(*rows, 4, live=3)
-    assert (out[:, 4:] == -99).all()
-
-
-def test_one_row_whose_library_reports_a_short_pitch(driver):
-    row = FakeArray(np.lib.stride_tricks.as_strided(np.arange(64, dtype=np.float32), (1, 64), (4, 4)))
-    ksieve.topk(row, None, plan=make_plan(), out=out_array(1, 4))
-    assert driver.launches[0]["pitch"] == 64
+    assert_exact(SCORES[:3], LENGTHS[:3], 4, np.ascontiguousarray(out[:3, :4]))
+    assert (out[3:, :4] == -1).all() and (out[:, 4:] == -99).all()
 
 
 def test_64_bit_pitch_and_addresses_survive_packing(driver):
-    launcher = launch.launcher_of(make_plan(), stats=False, stream=0)
+    plan = make_plan()
+    launcher = launch.launcher_of(plan, stats=False, stream=0)
     seen = []
 
     def record(config, function, arguments, extra):
-        (params,) = cuda_fakes.struct.unpack("=Q", cuda_fakes.ctypes.string_at(arguments.value, 8))
-        seen.append(launch.PARAMS.unpack(cuda_fakes.ctypes.string_at(params, 96)))
+        (params,) = struct.unpack("=Q", ctypes.string_at(arguments.value, 8))
+        seen.append(launch.PARAMS.unpack(ctypes.string_at(params, 96)))
         return 0
 
     launcher._enqueue = record
     high = (1 << 47) - 256
     launcher.launch(launch.Arguments(high, 0, 0, high + 8, 0, high + 16, 3 << 31, 5 << 31, 8, (1 << 31) - 1), 7)
-    plan = make_plan()
     assert seen[0][:8] == (high, 0, 0, 3 << 31, 8, (1 << 31) - 1, plan.problem.k, 1)
     assert seen[0][8:13] == (high + 8, 5 << 31, 0, high + 16, plan.lists_at)
 
 
-def test_a_launch_error_names_the_family_and_the_code(driver, rows):
-    driver.fail_next = 700
-    with pytest.raises(BackendError, match=r"launch of stream.*CUDA_ERROR_FAKE \(700\)"):
-        ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(), out=out_array(8, 4))
+@pytest.mark.parametrize(
+    ("code", "family", "message"),
+    [
+        (700, "stream", r"launch of stream.*CUDA_ERROR_FAKE \(700\)"),
+        (720, "resident_grid", r"launch of resident_grid.*pass a plan with family='resident_cluster'"),
+    ],
+    ids=["any error", "too few multiprocessors for blocks that wait for each other"],
+)
+def test_a_launch_error_names_the_family_and_the_code(driver, select, code, family, message):
+    driver.fail_next = code
+    with pytest.raises(BackendError, match=message):
+        select(make_plan(family=family))
 
 
-def test_too_few_multiprocessors_for_blocks_that_wait_for_each_other(driver, rows):
-    driver.fail_next = 720
-    with pytest.raises(BackendError, match=r"launch of resident_grid.*pass a plan with family='resident_cluster'"):
-        ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(family="resident_grid"), out=out_array(8, 4))
-
-
-def test_another_current_device_is_restored(driver, rows):
+def test_another_current_device_is_restored(driver, select):
     driver.current = 1000
-    plan = make_plan(index=1)
-    ksieve.topk(FakeArray(rows[0], index=1), None, plan=plan, out=out_array(8, 4, index=1))
-    assert driver.launches[0]["context"] == 1001 and driver.current == 1000
+    _, seen = select(index=1)
+    assert seen["context"] == 1001 and driver.current == 1000
     assert driver.loads[0][0] == 1001
 
 
-def test_a_thread_without_a_context_launches_in_the_devices(driver, rows):
+def test_a_thread_without_a_context_launches_in_the_devices(driver):
     driver.current = None
     launcher = launch.launcher_of(make_plan(), stats=False, stream=0)
     out = np.zeros((8, 4), np.int32)
-    launcher.launch(launch.Arguments(rows[0].ctypes.data, 0, 0, out.ctypes.data, 0, 0, 64, 4, 8, 64), 0)
+    launcher.launch(launch.Arguments(SCORES.ctypes.data, 0, 0, out.ctypes.data, 0, 0, 64, 4, 8, 64), 0)
     assert driver.launches[0]["context"] == 1000 and driver.current is None
 
 
-def test_the_stream_of_the_interface_is_followed(driver, rows):
-    plan, out = make_plan(), out_array(8, 4)
+def test_the_stream_of_the_interface_is_followed(select):
     for stream, seen in ((None, 0), (1, 1), (77, 77), (None, 0)):
-        ksieve.topk(FakeArray(rows[0], stream=stream), None, plan=plan, out=out)
-        assert driver.launches[-1]["stream"] == seen
+        assert select(stream=stream)[1]["stream"] == seen
 
 
-def test_a_plan_for_another_gpu_is_refused(driver, rows):
+def test_a_plan_for_another_gpu_is_refused(select):
     with pytest.raises(ArgumentError, match="plan: got one made for NVIDIA A100; takes one for cuda:0, NVIDIA H200"):
-        ksieve.topk(FakeArray(rows[0]), None, plan=replace(make_plan(), device=DEVICES["a100"]), out=out_array(8, 4))
+        select(replace(make_plan(), device=DEVICES["a100"]))
 
 
-def test_equal_plans_share_a_launcher_and_specialisations_a_kernel(driver, rows):
+def test_equal_plans_share_a_launcher_and_specialisations_a_kernel(driver, select):
     for plan in (make_plan(), make_plan(), make_plan(rows=9, k=5)):
-        ksieve.topk(FakeArray(rows[0]), None, plan=plan, out=out_array(8, plan.problem.k))
+        select(plan)
     assert len(driver.loads) == 1
-    ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(resident_width=32), out=out_array(8, 4))
+    select(make_plan(resident_width=32))
     assert len(driver.loads) == 2
 
 
-def test_threads_do_not_mix_their_arguments(driver, rows):
-    plan = make_plan()
-    plan.prepare()
+def test_threads_do_not_mix_their_arguments(driver):
+    plan = make_plan().prepare()
     outs = [np.full((8, 4), -99, np.int32) for _ in range(16)]
     workspaces = [plan.workspace() for _ in outs]
-    scores = [np.roll(rows[0], i, axis=1).copy() for i in range(len(outs))]
+    scores = [np.roll(SCORES, i, axis=1).copy() for i in range(len(outs))]
 
     def work(i):
         for _ in range(5):
@@ -192,8 +173,8 @@ def test_threads_do_not_mix_their_arguments(driver, rows):
         thread.start()
     for thread in threads:
         thread.join()
-    for i, out in enumerate(outs):
-        assert chosen_sets(out) == expected(scores[i], np.full(8, 64), 4)
+    for its, out in zip(scores, outs, strict=True):
+        assert_exact(its, None, 4, out)
 
 
 # ---- several launches --------------------------------------------------------------------------------------
@@ -204,11 +185,8 @@ def banded_plan():
     return make_plan(bins=(short,), bin=1, lists_at=512)
 
 
-def test_rows_dealt_by_length_take_several_launches(driver, rows):
-    plan, out = banded_plan(), out_array(8, 4)
-    live = FakeArray(np.array(6, np.int32))
-    ksieve.topk(FakeArray(rows[0]), FakeArray(rows[1]), plan=plan, out=out, num_rows=live)
-    rest = driver.launches[-1]
+def test_rows_dealt_by_length_take_several_launches(driver, select):
+    _, rest = select(banded_plan(), LENGTHS, num_rows=FakeArray(np.array(6, np.int32)))
     entries = [driver.loads[made["function"] - 1][1] for made in driver.launches]
     assert entries == ["ksieve_length_bins", "ksieve_resident_block", "ksieve_stream_block"]
     assert [made["grid"] for made in driver.launches] == [2, 3, 5]
@@ -216,16 +194,14 @@ def test_rows_dealt_by_length_take_several_launches(driver, rows):
             "k")  # fmt: skip
     assert all(made[name] == rest[name] for made in driver.launches for name in same) and rest["lists"] == 512
     assert [made["overlap"] for made in driver.launches] == [False, True, True]
-    assert dict(spec.kernel_spec(plan).defines)["KSIEVE_LENGTH_BIN"] == 1
-
-
-def test_fewer_rows_than_lists_still_fill_every_list(driver, rows):
-    ksieve.topk(FakeArray(rows[0][:1]), None, plan=banded_plan(), out=out_array(1, 4))
+    assert dict(spec.kernel_spec(banded_plan()).defines)["KSIEVE_LENGTH_BIN"] == 1
+    driver.launches.clear()
+    select(banded_plan(), rows=1)  # fewer rows than lists still fill every list
     assert [made["grid"] for made in driver.launches] == [2, 1, 1]
 
 
-def test_statistics_take_one_launch(driver, rows):
-    ksieve.topk(FakeArray(rows[0]), None, plan=banded_plan(), out=out_array(8, 4), return_stats=True)
+def test_statistics_take_one_launch(driver, select):
+    select(banded_plan(), return_stats=True)
     assert len(driver.launches) == 1 and not driver.launches[0]["overlap"]
     assert "KSIEVE_LENGTH_BIN" not in dict(spec.kernel_spec(banded_plan(), stats=True).defines)
 
@@ -233,37 +209,25 @@ def test_statistics_take_one_launch(driver, rows):
 # ---- statistics --------------------------------------------------------------------------------------------
 
 
-def test_stats_come_from_their_own_specialisation(driver, rows):
-    scores, lengths = rows
-    out = out_array(8, 4)
+def test_stats_come_from_their_own_specialisation(driver):
+    out = FakeArray(np.full((8, 4), -99, np.int32))
     live = FakeArray(np.array(6, np.int32))
     result, stats = ksieve.topk(
-        FakeArray(scores), FakeArray(lengths), plan=make_plan(), out=out, num_rows=live, return_stats=True
+        FakeArray(SCORES), FakeArray(LENGTHS), plan=make_plan(), out=out, num_rows=live, return_stats=True
     )
     assert result is out and len(stats) == 6
-    want = reference.select(scores[:6], lengths[:6], 4, policy=None)[1]
+    want = reference.select(SCORES[:6], LENGTHS[:6], 4, policy=None)[1]
     np.testing.assert_array_equal(stats.raw, want.raw)
     assert 0 in driver.waits
     assert dict(spec.kernel_spec(make_plan(), stats=True).defines)["KSIEVE_STATS"] == 1
 
 
-def test_stats_of_no_rows_and_during_capture(driver, rows):
-    empty = FakeArray(np.zeros((0, 64), np.float32))
-    _, stats = ksieve.topk(empty, None, plan=make_plan(), out=out_array(0, 4), return_stats=True)
-    assert stats.raw.shape == (0, 16)
-    cuda.prepare(make_plan(), stats=True)
-    driver.capturing.add(9)
-    with pytest.raises(BackendError, match="return_stats"):
-        ksieve.topk(FakeArray(rows[0], stream=9), None, plan=make_plan(), out=out_array(8, 4), return_stats=True)
-
-
 # ---- workspaces --------------------------------------------------------------------------------------------
 
 
-def test_implicit_workspaces_are_kept_per_stream_and_shared_by_layout(driver, rows):
+def test_implicit_workspaces_are_kept_per_stream_and_shared_by_layout(driver, select):
     def where(stream=None, **changes):
-        ksieve.topk(FakeArray(rows[0], stream=stream), None, plan=make_plan(**changes), out=out_array(8, 4))
-        return driver.launches[-1]["workspace"]
+        return select(make_plan(**changes), stream=stream)[1]["workspace"]
 
     first = where()
     assert where() == first and where(rows=100) == first
@@ -276,47 +240,33 @@ def test_implicit_workspaces_are_kept_per_stream_and_shared_by_layout(driver, ro
     assert where(workspace_zeroed=1024) != larger
 
 
-def test_explicit_workspace_is_zeroed_once_and_waited_for(driver, rows):
+def test_explicit_workspace_is_zeroed_once_and_waited_for(driver, select):
     plan = make_plan()
     workspace = plan.workspace()
     assert driver.fills == [(workspace.pointer, ZEROED, 0)] and driver.waits == [0]
     for _ in range(3):
-        ksieve.topk(FakeArray(rows[0]), None, plan=plan, out=out_array(8, 4), workspace=workspace)
+        assert select(plan, workspace=workspace)[1]["workspace"] == workspace.pointer
     assert len(driver.fills) == 1
-    assert {seen["workspace"] for seen in driver.launches} == {workspace.pointer}
     assert "4096 bytes on cuda:0" in repr(workspace)
 
 
-def test_workspace_of_another_plan_or_device_is_refused(driver, rows):
-    workspace = make_plan().workspace()
-    args = (FakeArray(rows[0]), None)
-    with pytest.raises(WorkspaceError, match="workspace: got one made for"):
-        ksieve.topk(*args, plan=make_plan(k=5), out=out_array(8, 5), workspace=workspace)
-    with pytest.raises(WorkspaceError, match="memory on cuda:0; takes cuda:1"):
-        ksieve.topk(FakeArray(rows[0], 1), None, plan=make_plan(index=1), out=out_array(8, 4, 1), workspace=workspace)
-    ksieve.topk(*args, plan=make_plan(), out=out_array(8, 4), workspace=workspace)
-    assert len(driver.launches) == 1
-
-
-def test_raw_bytes_are_zeroed_with_every_call(driver, rows):
+def test_raw_bytes_are_zeroed_with_every_call(driver, select):
     raw = FakeArray(aligned_bytes(WORKSPACE))
+    pointer = raw.array.ctypes.data
     for stream in (0, 3):
         raw.array[:] = 0xEE
-        ksieve.topk(
-            FakeArray(rows[0], stream=stream or None), None, plan=make_plan(), out=out_array(8, 4), workspace=raw
-        )
-    pointer = raw.array.ctypes.data
+        select(stream=stream or None, workspace=raw)
     assert driver.fills == [(pointer, ZEROED, 0), (pointer, ZEROED, 3)]
     driver.capturing.add(3)
-    ksieve.topk(FakeArray(rows[0], stream=3), None, plan=make_plan(), out=out_array(8, 4), workspace=raw)
-    assert driver.fills[-1] == (pointer, ZEROED, 3), "the zeroing has to be part of the graph"
+    select(stream=3, workspace=raw)
+    assert driver.fills[2:] == [(pointer, ZEROED, 3)], "the zeroing has to be part of the graph"
 
 
-def test_callers_bytes_can_be_wrapped(driver, rows):
+def test_callers_bytes_can_be_wrapped(select):
     raw = FakeArray(aligned_bytes(WORKSPACE).view(np.float32))
     workspace = make_plan().workspace(raw)
     assert workspace.pointer == raw.array.ctypes.data and workspace.owner is raw
-    ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(), out=out_array(8, 4), workspace=workspace)
+    select(workspace=workspace)
 
 
 @pytest.mark.parametrize(
@@ -329,59 +279,66 @@ def test_callers_bytes_can_be_wrapped(driver, rows):
         (lambda: aligned_bytes(WORKSPACE), "memory on cpu"),
     ],
 )
-def test_bytes_that_cannot_serve_are_refused(driver, rows, buffer, message):
-    for use in (
-        lambda: make_plan().workspace(buffer()),
-        lambda: ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(), out=out_array(8, 4), workspace=buffer()),
-    ):
+def test_bytes_that_cannot_serve_are_refused(driver, select, buffer, message):
+    for use in (lambda: make_plan().workspace(buffer()), lambda: select(workspace=buffer())):
         with pytest.raises(WorkspaceError, match=re.escape(message)):
             use()
     assert not driver.launches
 
 
-def test_a_workspace_that_is_no_array_is_refused(driver, rows):
-    with pytest.raises(ArgumentError, match=r"workspace: got int;"):
-        ksieve.topk(FakeArray(rows[0]), None, plan=make_plan(), out=out_array(8, 4), workspace=5)
+def test_a_workspace_of_another_plan_or_device_or_of_no_array_is_refused(driver, select):
+    workspace = make_plan().workspace()
+    for given, other, message in (
+        (workspace, {"plan": make_plan(k=5)}, "workspace: got one made for"),
+        (workspace, {"index": 1}, "memory on cuda:0; takes cuda:1"),
+        (5, {}, "workspace: got int;"),
+    ):
+        with pytest.raises(WorkspaceError if given is workspace else ArgumentError, match=message):
+            select(workspace=given, **other)
+    select(workspace=workspace)
+    assert len(driver.launches) == 1
 
 
-def test_a_plan_without_workspace_needs_none(driver, rows):
+def test_a_plan_without_workspace_needs_none(driver, select):
     plan = make_plan(workspace_bytes=0, workspace_zeroed=0)
     assert plan.workspace().pointer == 0
-    ksieve.topk(FakeArray(rows[0]), None, plan=plan, out=out_array(8, 4))
-    assert driver.launches[0]["workspace"] == 0 and not driver.freed
+    assert select(plan)[1]["workspace"] == 0 and not driver.freed
 
 
-def test_a_cpu_plan_has_no_workspace():
+def test_a_cpu_plan_has_no_workspace_and_no_kernel():
     plan = ksieve.plan(rows=1, width=100, k=1)
     with pytest.raises(ArgumentError, match="takes a plan for a CUDA device"):
         plan.workspace()
+    with pytest.raises(ArgumentError, match="plan: got family 'cpu'"):
+        spec.kernel_spec(plan)
     assert plan.prepare() is plan
 
 
 # ---- capture -----------------------------------------------------------------------------------------------
 
 
-def test_compiling_inside_a_capture_says_to_warm_up(driver, rows):
+def test_compiling_inside_a_capture_says_to_warm_up(driver, select):
     driver.capturing.add(9)
-    plan, out = make_plan(), out_array(8, 4)
     raw = FakeArray(aligned_bytes(WORKSPACE))
     with pytest.raises(BackendError, match=r"captured: warm up first.*plan\.prepare\(\)"):
-        ksieve.topk(FakeArray(rows[0], stream=9), None, plan=plan, out=out, workspace=raw)
+        select(stream=9, workspace=raw)
     assert not driver.launches and not driver.loads
-    plan.prepare()
-    ksieve.topk(FakeArray(rows[0], stream=9), None, plan=plan, out=out, workspace=raw)
+    make_plan().prepare()
+    select(stream=9, workspace=raw)
     assert len(driver.launches) == 1
 
 
-def test_a_workspace_is_not_allocated_inside_a_capture(driver, rows):
+def test_a_capture_neither_allocates_a_workspace_nor_waits_for_statistics(driver, select):
     plan = make_plan().prepare()
+    cuda.prepare(plan, stats=True)
     driver.capturing.add(9)
-    args = (FakeArray(rows[0], stream=9), None)
     with pytest.raises(BackendError, match=r"pass workspace=plan\.workspace\(\), made outside the capture"):
-        ksieve.topk(*args, plan=plan, out=out_array(8, 4))
+        select(plan, stream=9)
+    with pytest.raises(BackendError, match="return_stats"):
+        select(plan, stream=9, return_stats=True)
     workspace = plan.workspace()
     fills = len(driver.fills)
-    ksieve.topk(*args, plan=plan, out=out_array(8, 4), workspace=workspace)
+    select(plan, stream=9, workspace=workspace)
     assert len(driver.fills) == fills, "a bound workspace needs no zeroing in the graph"
 
 
@@ -533,20 +490,6 @@ def test_without_nvrtc_one_sentence_gives_the_command(monkeypatch):
     compiler.compiler_version.cache_clear()
 
 
-def test_a_cpu_plan_has_no_kernel():
-    with pytest.raises(ArgumentError, match="plan: got family 'cpu'"):
-        spec.kernel_spec(ksieve.plan(rows=1, width=100, k=1))
-
-
-def test_importing_the_backend_imports_no_gpu_library():
-    program = (
-        "import sys, ksieve, ksieve.backends.cuda; "
-        "print([m for m in ('torch', 'cuda.core', 'cuda.bindings', 'cupy', 'jax', 'typer') if m in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
-
-
 # ---- array libraries ---------------------------------------------------------------------------------------
 
 
@@ -571,15 +514,9 @@ def test_streams_of_libraries(driver, monkeypatch):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("later", [7, 9])
-def test_an_interrupt_leaves_no_stream_that_nothing_knows_of(driver, rows, monkeypatch, packed, later):
+def test_an_interrupt_leaves_no_stream_that_nothing_knows_of(select, monkeypatch, packed, later):
     """The next call on the stream before went to the interrupted call's stream, or the other way round."""
-    scores, lengths = rows
-    out = out_array(8, 4)
-
-    def call_on(stream):
-        cuda.run(make_plan(), calls.parse(FakeArray(scores, stream=stream), FakeArray(lengths), 4, out=out))
-
-    call_on(7)
+    select(stream=7)
     real = launch._STREAM
 
     class Interrupted:
@@ -593,16 +530,14 @@ def test_an_interrupt_leaves_no_stream_that_nothing_knows_of(driver, rows, monke
 
     monkeypatch.setattr(launch, "_STREAM", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        call_on(9)
+        select(stream=9)
     monkeypatch.setattr(launch, "_STREAM", real)
-    call_on(later)
-    assert driver.launches[-1]["stream"] == later
+    assert select(stream=later)[1]["stream"] == later
 
 
 @pytest.mark.parametrize("stats", [False, True])
-def test_an_interrupt_behind_the_launch_waits_where_nothing_else_does(driver, rows, stats):
+def test_an_interrupt_behind_the_launch_waits_where_nothing_else_does(driver, stats):
     """JAX frees and reuses memory without knowing of the stream, and this call frees that of the statistics."""
-    scores, lengths = rows
 
     class JaxArray(FakeArray):
         def block_until_ready(self):
@@ -621,6 +556,6 @@ def test_an_interrupt_behind_the_launch_waits_where_nothing_else_does(driver, ro
     workspace = workspaces.make(plan, None, 0, "none")
     driver.waits.clear()
     with pytest.raises(KeyboardInterrupt):
-        asked = calls.parse(kind(scores), kind(lengths), 4, out=kind(np.full((8, 4), -99, np.int32)))
+        asked = calls.parse(kind(SCORES), kind(LENGTHS), 4, out=kind(np.full((8, 4), -99, np.int32)))
         cuda.run(plan, asked, workspace=workspace, return_stats=stats)
     assert len(driver.launches) == 1 and driver.waits == [0]
