@@ -6,13 +6,10 @@ import os
 import re
 import subprocess
 import sys
-import typing
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
-
-import ksieve
 
 pytest.importorskip("mypy")
 
@@ -63,8 +60,3 @@ def test_the_flags_of_a_call_decide_its_type(tmp_path: Path) -> None:
     errors = re.findall(r"^program\.py:(\d+): error: (.*?)  \[", said, flags=re.MULTILINE)
     assert [int(line) for line, _ in errors] == [lines[-1] + n for n in (1, 2, 3)], said
     assert errors[1][1] == "Need more than 2 values to unpack (3 expected)"
-
-
-def test_every_overload_but_the_last_is_a_tuple() -> None:
-    kinds = [typing.get_type_hints(f)["return"] for f in typing.get_overloads(ksieve.topk)]
-    assert [len(typing.get_args(kind)) for kind in kinds] == [4, 3, 3, 2, 3, 2, 2, 0] and kinds[-1] is typing.Any
