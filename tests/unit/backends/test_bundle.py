@@ -84,11 +84,6 @@ def test_kernels_come_from_it_without_a_compiler_or_a_cache(named, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_it_comes_before_the_cache(named, monkeypatch):
-    monkeypatch.setattr(cache, "obtain", lambda *_: pytest.fail("the cache was asked"))
-    assert bundle.obtain(SPEC) == (cubin_of(SPEC), False)
-
-
 @pytest.mark.parametrize("value", [None, ""])
 def test_without_the_variable_the_cache_is_asked(named, monkeypatch, value):
     monkeypatch.delenv("KSIEVE_BUNDLE")
@@ -185,31 +180,18 @@ def test_a_failure_leaves_the_former_bundle(named, monkeypatch):
         (lambda p: changed(p, sources="0" * 64), "other CUDA sources than those of this package"),
         (lambda p: write(p, HOPPER), "has kernels for sm_90a, and this GPU needs sm_80.*--arch sm_80"),
         (lambda p: write(p), "has kernels for no GPU"),
+        pytest.param(lambda p: (p.unlink(), os.mkfifo(p)), "no regular file", marks=posix),  # is not waited for
+        pytest.param(lambda p: p.chmod(0o664), "can be written by others: chmod go-w", marks=posix),
+        pytest.param(lambda p: p.chmod(0o646), "can be written by others: chmod go-w", marks=posix),
     ],
     ids=["absent", "empty", "truncated", "index", "kernel", "a folder", "another archive", "index of another kind",
-         "a kernel is missing", "another version", "other sources", "another GPU", "no kernel"],
+         "a kernel is missing", "another version", "other sources", "another GPU", "no kernel",
+         "a pipe", "the group can write it", "everyone can write it"],
 )  # fmt: skip
 def test_what_cannot_be_used_is_an_error_that_says_what_to_do(named, damage, text, monkeypatch):
     monkeypatch.setattr(cache, "obtain", lambda *_: pytest.fail("the cache was asked"))
     damage(named)
     with refused(text):
-        bundle.obtain(SPEC)
-
-
-@posix
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_a_pipe_is_not_waited_for(named):
-    named.unlink()
-    os.mkfifo(named)
-    with refused("no regular file"):
-        bundle.obtain(SPEC)
-
-
-@posix
-@pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_what_others_can_write_is_refused(named, mode):
-    named.chmod(mode)
-    with refused("can be written by others: chmod go-w"):
         bundle.obtain(SPEC)
 
 

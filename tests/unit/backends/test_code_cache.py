@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 import threading
+import time
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from disk import file_sizes, folder_of_all_users
+from ksieve.backends import code_cache
 from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin, Sources
@@ -51,8 +53,7 @@ def compiles(monkeypatch):
 
     monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
     monkeypatch.setattr(compiler, "compiler_version", lambda: "nvrtc 13.0")
-    if store := sys.modules.get("ksieve.backends.code_cache"):
-        monkeypatch.setattr(store, "_said", set())
+    monkeypatch.setattr(code_cache, "_said", set())
     return done
 
 
@@ -175,33 +176,6 @@ def test_an_entry_at_the_place_of_another_is_not_taken(tmp_path):
     assert obtain(tmp_path / "c", OTHER) and not obtain(tmp_path / "c", SPEC)
 
 
-def _fifo(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
-def _link(path):
-    target = path.with_name("elsewhere")
-    path.rename(target)
-    path.symlink_to(target)
-
-
-def _loop(path):
-    path.unlink()
-    path.symlink_to(path)
-
-
-def _folder(path):
-    path.unlink()
-    path.mkdir()
-    (path / "in it").write_text("x")
-
-
-def _huge(path):
-    with path.open("r+b") as file:
-        file.truncate(1 << 40)
-
-
 HOSTILE = {
     "empty": lambda p: p.write_bytes(b""),
     "truncated": lambda p: p.write_bytes(p.read_bytes()[:-7]),
@@ -216,19 +190,17 @@ HOSTILE = {
     "facts of a list": lambda p: forge(p, header=b'{"facts": [], "report": ""}'),
     "a report of a number": lambda p: forge(p, header=b'{"facts": {}, "report": 1}'),
     "unreadable": lambda p: p.chmod(0),
-    "a directory": _folder,
-    "a link": _link,
-    "a link to itself": _loop,
-    "a pipe": _fifo,
-    "a terabyte": _huge,
+    "a directory": lambda p: (p.unlink(), (p / "in it").mkdir(parents=True)),
+    "a link": lambda p: p.symlink_to(p.rename(p.with_name("elsewhere"))),
+    "a link to itself": lambda p: (p.unlink(), p.symlink_to(p)),
+    "a pipe": lambda p: (p.unlink(), os.mkfifo(p)),
+    "a terabyte": lambda p: os.truncate(p, 1 << 40),
 }
 
 
 @posix
 @pytest.mark.parametrize("damage", HOSTILE.values(), ids=HOSTILE)
 def test_whatever_is_damaged_is_compiled_again_replaced_and_said_once(tmp_path, caplog, damage, monkeypatch):
-    from ksieve.backends import code_cache
-
     obtain(tmp_path / "c")
     (entry,) = files(tmp_path / "c")
     damage(entry)
@@ -246,29 +218,19 @@ def test_whatever_is_damaged_is_compiled_again_replaced_and_said_once(tmp_path, 
 # ---- where it cannot be written ----------------------------------------------------------------------------
 
 
-def _unwritable(tmp_path, how):
-    folder = tmp_path / "c"
-    if how == "a file":
-        folder.write_text("")
-    elif how == "below a file":
-        (tmp_path / "f").write_text("")
-        folder = tmp_path / "f" / "c"
-    elif how == "a link to nothing":
-        folder.symlink_to(tmp_path / "f" / "gone")
-        (tmp_path / "f").write_text("")
-    elif how == "a NUL":
-        folder = tmp_path / "a\0b"
-    else:
-        (folder / "cuda").parent.mkdir()
-        (folder / "cuda").write_text("")
-    return folder
+UNWRITABLE = {
+    "a file": lambda p: (p.write_text(""), p)[1],
+    "below a file": lambda p: (p.write_text(""), p / "c")[1],
+    "a link to nothing": lambda p: (p.symlink_to(p.with_name("none") / "gone"), p)[1],
+    "a NUL": lambda p: p.with_name("a\0b"),
+    "a file in it": lambda p: (p.mkdir(), (p / "cuda").write_text(""), p)[2],
+}
 
 
-@pytest.mark.parametrize("how", ["a file", "below a file", "a link to nothing", "a NUL", "a file in it"])
+@pytest.mark.parametrize("how", UNWRITABLE.values(), ids=UNWRITABLE)
 def test_an_unwritable_cache_costs_one_warning_and_fails_only_what_requires_it(tmp_path, caplog, how):
-    from ksieve.backends import code_cache
-
-    folder = _unwritable(tmp_path, how)
+    folder = how(tmp_path / "f")
+    (tmp_path / "none").touch()
     assert obtain(folder) and obtain(folder)
     (text,) = {t for t in warnings_in(caplog) if "cannot be kept" in t}
     assert "KSIEVE_CACHE_DIR" in text and sum("cannot be kept" in t for t in warnings_in(caplog)) == 1
@@ -289,8 +251,6 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, caplog):
 
 
 def test_a_user_without_a_home_has_a_cache_in_the_temporary_directory(tmp_path, monkeypatch):
-    from ksieve.backends import code_cache
-
     pwd = pytest.importorskip("pwd")
 
     def nobody(_):
@@ -314,59 +274,31 @@ def test_a_user_without_a_home_has_a_cache_in_the_temporary_directory(tmp_path, 
 # ---- several at once ---------------------------------------------------------------------------------------
 
 
-class Seen(logging.Handler):
-    """Sets an event when a text is logged."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.text, self.event = text, threading.Event()
-
-    def emit(self, record):
-        if self.text in record.getMessage():
-            self.event.set()
-
-
-@contextlib.contextmanager
-def watching(text):
-    seen, log = Seen(text), logging.getLogger("ksieve")
-    log.addHandler(seen)
-    try:
-        yield seen.event
-    finally:
-        log.removeHandler(seen)
-
-
-def test_of_two_that_need_an_entry_one_compiles_and_the_other_waits(tmp_path, compiles, monkeypatch):
-    from ksieve.backends import code_cache
-
-    monkeypatch.setattr(code_cache, "_said", set())  # said once in a process
-    began, go = threading.Event(), threading.Event()
-    compile_kernel = compiler.compile_kernel
+def test_of_two_that_need_an_entry_one_compiles_and_the_other_waits(tmp_path, compiles, monkeypatch, caplog):
+    go, compile_kernel, found = threading.Event(), compiler.compile_kernel, {}
 
     def slow(spec, sources):
-        began.set()
         assert go.wait(60)
         return compile_kernel(spec, sources)
 
+    def run(name):
+        found[name] = obtain(tmp_path / "c")
+
     monkeypatch.setattr(compiler, "compile_kernel", slow)
-    found = {}
-    with watching("another process compiles") as waits:
-        one = threading.Thread(target=lambda: found.update(one=obtain(tmp_path / "c")))
-        one.start()
-        assert began.wait(60)
-        two = threading.Thread(target=lambda: found.update(two=obtain(tmp_path / "c")))
-        two.start()
-        waited = waits.wait(20)
-        go.set()
-        one.join(60)
-        two.join(60)
-    assert waited and found == {"one": True, "two": False} and compiles == [SPEC]
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 60
+    while "another process compiles" not in caplog.text and time.monotonic() < until:
+        time.sleep(0.01)
+    go.set()
+    for thread in threads:
+        thread.join(60)
+    assert "another process compiles" in caplog.text and sorted(found.values()) == [False, True] and compiles == [SPEC]
     assert len(files(tmp_path / "c")) == 1, "a lock was left behind"
 
 
 def test_who_has_waited_long_enough_compiles(tmp_path, monkeypatch):
-    from ksieve.backends import code_cache
-
     monkeypatch.setattr(code_cache, "PATIENCE", 0.1)
     store = code_cache.Store("cuda", tmp_path / "c")
     with store.alone(cache.facts_of(SPEC, SOURCES)):
@@ -375,8 +307,6 @@ def test_who_has_waited_long_enough_compiles(tmp_path, monkeypatch):
 
 @posix
 def test_a_lock_that_cannot_be_had_does_not_matter(tmp_path):
-    from ksieve.backends import code_cache
-
     store = code_cache.Store("cuda", tmp_path / "c")
     lock = store.path(cache.facts_of(SPEC, SOURCES)).with_suffix(".lock")
     lock.mkdir(parents=True)
@@ -384,6 +314,3 @@ def test_a_lock_that_cannot_be_had_does_not_matter(tmp_path):
         place.chmod(0o700)
     assert obtain(tmp_path / "c") and not obtain(tmp_path / "c")
     assert store.clear() == 2
-
-
-# ---- fuzz --------------------------------------------------------------------------------------------------
