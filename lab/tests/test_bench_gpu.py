@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 
 import pytest
 
@@ -14,7 +13,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune import laws, timing
-from ksieve_lab.bench import floor, record
+from ksieve_lab.bench import floor
 from ksieve_lab.bench.variants import plans_of
 
 H200 = DEVICES["h200"]
@@ -185,13 +184,6 @@ def test_endpoint_scores_are_where_they_should_be():
         scores.lengths_of("long", 1, 1, device="cpu")
     assert scores.lengths_of("300", 2, 1000, device="cpu").tolist() == [300, 300]
     assert scores.lengths_of("3000", 1, 1000, device="cpu").tolist() == [1000]
-
-
-def test_a_command_line_is_recorded_without_folders():
-    asked = ["__main__.py", "bench", "gpu", "--scores", "factors:/data/set/f.safetensors", "--out", "/tmp/out", "C:\\x"]
-    assert record.command_line(asked) == "__main__.py bench gpu --scores factors:f.safetensors --out out " + (
-        "x" if os.name == "nt" else "'C:\\x'"
-    )
 
 
 def test_without_a_gpu_the_remedy_is_named(monkeypatch):

@@ -20,7 +20,6 @@ from ksieve.planning.tune.timing import Timing
 from ksieve_lab.bench import catalog, chain, floor
 from ksieve_lab.captures import factors
 from ksieve_lab.chain import producers
-from ksieve_lab.report import figures
 
 torch = pytest.importorskip("torch")
 
@@ -137,14 +136,6 @@ def test_what_does_not_fit_is_skipped_with_the_reason(on_the_host, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 1000))
     (request,) = run_small()["results"]["requests"]
     assert "GB are needed" in request["skipped"]
-
-
-def test_the_figure_is_drawn(on_the_host, monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(timing, "measure", fake_measure([]))
-    payload = run_small()
-    payload["results"]["requests"][0]["floor_ms"] = 0.1
-    assert [p.suffix for p in figures.draw(payload, tmp_path, "chain")] == [".png", ".svg"]
 
 
 def test_the_command_prints_the_share_and_the_papers(on_the_host, monkeypatch, tmp_path):

@@ -86,6 +86,24 @@ def test_every_shape_and_dtype_is_an_error_of_the_format_or_an_answer(tmp_path, 
     assert answers or dtype not in ("F32", "F16", "BF16")
 
 
+BIG = 1 << 62
+FACTORS = {
+    "many queries of nothing": ([1 << 30, 0, 8], [4, 8], [1 << 30, 0]),
+    "many keys of nothing": ([1, 2, 0], [(1 << 31) - 1, 0], [1, 2]),
+    "many heads": ([0, BIG, 0], [4, 0], [0, BIG]),
+    "many dimensions": ([0, 0, BIG], [0, BIG], [0, 0]),
+}
+
+
+@pytest.mark.parametrize("shapes", FACTORS.values(), ids=FACTORS)
+def test_factors_of_nothing_are_no_capture(tmp_path, shapes):
+    path = write(tmp_path / "a.safetensors", {name: ("F32", shape) for name, shape in zip("qkw", shapes, strict=True)})
+    with pytest.raises(FileFormatError) as caught, open_capture(path) as found:
+        found.describe()
+        stream.select(found, 2, lambda begin, indices: None)
+    assert str(caught.value).startswith(f"{path}: ") and len(str(caught.value)) < len(str(path)) + 400
+
+
 @pytest.mark.parametrize("shape", [[], [4], [0, 1 << 62]])
 @pytest.mark.parametrize("words", [("info",), ("select", "--k", "2"), ("verify", "i.npy")])
 def test_the_command_line_names_the_file(tmp_path, monkeypatch, shape, words):

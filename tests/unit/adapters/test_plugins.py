@@ -163,16 +163,3 @@ import ksieve, selection
 print(bool(ksieve.verify(scores, lengths, found)), selection.CALLS)
 """
     assert run(code)[0] == "True []\n"
-
-
-def test_an_engine_that_is_not_there(run):
-    code = """
-from ksieve.adapters import plugins
-plugins.vllm()
-plugins.sglang()
-"""
-    _, err = run(code, path=(str(ROOT / "src"),), KSIEVE_VLLM="1", KSIEVE_SGLANG="1")
-    assert err == "".join(
-        f"KSIEVE_{name.upper()} is set, and ksieve is off: {name} is not installed: there is nothing to replace\n"
-        for name in ("vllm", "sglang")
-    )

@@ -84,18 +84,22 @@ def vector(*numbers):
 
 CALLS = {
     "lengths": {"lengths": vector(48, 3, 0, 8)},
+    "ends": {"ends": vector(48, 3, 0, 8)},
     "windows": {"starts": vector(5, 40, 0, 60), "index_base": "start", "return_raw": True},
     "a k for each row": {"k": vector(3, 0, 8, 99), "max_k": K},
     "next_n": {"lengths": vector(30, 7), "next_n": 2},
     "pages": {"page_table": torch.arange(12, dtype=torch.int32).view(2, 6), "page_size": 8, "next_n": 2},
-    "offsets": {"offsets": vector(1, 2, 3, 4), "index_dtype": "int64"},
+    "mapped": {"page_table": torch.arange(48, dtype=torch.int32)[None], "row_to_request": vector(0, 0, 1, 0)},
+    "offsets": {"offsets": vector(1, 2, 3, 4), "index_dtype": "int64", "deterministic": True, "return_raw": True},
     "live rows": {"num_rows": vector(2)},
     "ties": {"tie_break": "high", "deterministic": True},
     "blocks": {"block_size": 5, "force_last": 1, "expand": True, "lengths": vector(48, 3, 0, 33)},
+    "blocks and offsets": {"block_size": 5, "force_first": 1, "force": "beside", "expand": True, "sorted": "index",
+                           "return_raw": True, "offsets": vector(1, 2, 3, 4)},
     "pools": {"expand": 4, "tail": vector(192, 7, 0, 34)},
     "positions": {"positions": torch.arange(4 * 48).flip(0).int().view(4, 48) - 9, "force_first": 1},
     "candidates": {"block_table": torch.arange(48).int().view(4, 12) - 2, "lengths": vector(48, 3, 0, 33)},
-}
+}  # fmt: skip
 
 
 def call(x, options):

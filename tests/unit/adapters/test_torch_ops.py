@@ -54,13 +54,6 @@ def test_operators_pass_opcheck(rows):
         torch.library.opcheck(torch.ops.ksieve.topk_options.default, args, outputs)
 
 
-def test_compile_without_graph_breaks(rows):
-    def program(x, lengths):
-        return ksieve.topk(x * 2, lengths, k=K) + 1
-
-    same_sets(compiled(program)(*rows), program(*rows))
-
-
 def test_compiled_lengths_of_64_bits_and_an_int_of_rows():
     scores, lengths = torch.randn(4, 300), torch.tensor([300, 2**40, -(2**63), 7])
 
@@ -139,31 +132,6 @@ def vector(*numbers):
     return torch.tensor(numbers, dtype=torch.int32)
 
 
-OPTION_CALLS = {
-    "plain by ends": ({"ends": vector(3000, 5, 0, 100)}, 1),
-    "sorted values": ({"sorted": True, "return_values": True}, 2),
-    "windows": ({"starts": vector(5, -3, 2990, 4000), "index_base": "start", "tie_break": "high"}, 1),
-    "deterministic": (
-        {"deterministic": True, "index_dtype": "int64", "return_raw": True, "offsets": vector(1, 2, 3, 4)}, 2,
-    ),
-    "pages": (
-        {"page_table": torch.arange(2 * 200, dtype=torch.int32).view(2, 200), "page_size": 16, "next_n": 2,
-         "return_values": True, "return_raw": True}, 3,
-    ),
-    "mapped": ({"page_table": torch.arange(3000, dtype=torch.int32)[None], "row_to_request": vector(0, 0, 1, 0)}, 1),
-    "blocks": (
-        {"block_size": 8, "force_first": 1, "force_last": 1, "force": "beside", "expand": True, "sorted": "index",
-         "return_values": True, "return_raw": True, "offsets": vector(1, 2, 3, 4)}, 3,
-    ),
-    "pools": ({"expand": 4, "tail": vector(12000, 21, 0, 403), "sorted": True, "index_dtype": "int64"}, 1),
-    "candidates": (
-        {"block_table": torch.arange(400, 0, -1).int().view(4, 100), "deterministic": True,
-         "counts_out": vector(9, 9, 9, 9)}, 1,
-    ),
-    "positions": ({"positions": torch.arange(12000).int().view(4, 3000) - 2, "force_last": 2, "sorted": True}, 1),
-}  # fmt: skip
-
-
 def equal_answers(found, want):
     found, want = (x if isinstance(x, tuple) else (x,) for x in (found, want))
     assert len(found) == len(want)
@@ -171,27 +139,15 @@ def equal_answers(found, want):
         assert a.dtype == b.dtype and torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("options", "parts"), OPTION_CALLS.values(), ids=OPTION_CALLS)
-def test_options_compile_without_graph_breaks(rows, options, parts):
-    scores, _ = rows
-    tensors = {name: value for name, value in options.items() if isinstance(value, torch.Tensor)}
-    fixed = {name: value for name, value in options.items() if name not in tensors}
+def test_a_compiled_program_fills_counts():
+    x, table = torch.randn(4, 3000), torch.arange(400, 0, -1).int().view(4, 100)
 
-    def program(x, arrays):
-        return ksieve.topk(x * 2, k=K, **fixed, **arrays)
+    def program(x, counts):
+        return ksieve.topk(x * 2, k=K, block_table=table, deterministic=True, counts_out=counts)
 
-    want, counts = program(scores, tensors), tensors.get("counts_out", vector(9)).clone()
-    assert (len(want) if isinstance(want, tuple) else 1) == parts
-    tensors |= {"counts_out": torch.zeros_like(counts)} if "counts_out" in tensors else {}
-    equal_answers(compiled(program)(scores, tensors), want)
-    assert torch.equal(tensors.get("counts_out", counts), counts)
-
-
-def test_a_k_of_each_row_compiles(rows):
-    scores, _ = rows
-    ks = vector(3, 0, 8, 99)
-    program = compiled(lambda x, ks: ksieve.topk(x, k=ks, max_k=K, sorted=True))
-    equal_answers(program(scores, ks), ksieve.topk(scores, k=ks, max_k=K, sorted=True))
+    counts, wanted = torch.zeros(4, dtype=torch.int32), torch.full((4,), 9, dtype=torch.int32)
+    equal_answers(compiled(program)(x, counts), program(x, wanted))
+    assert torch.equal(counts, wanted)
 
 
 @plans_traced
