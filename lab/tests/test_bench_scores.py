@@ -16,7 +16,7 @@ from ksieve.core.policy import LINES_64, PAPER_128, QUADS_16
 from ksieve.core.stats import Route
 
 torch = pytest.importorskip("torch")
-from ksieve.planning.tune.laws import endpoint_structured  # noqa: E402
+from ksieve.planning.tune.fills import endpoint_structured  # noqa: E402
 from ksieve_lab.bench import adversarial_gpu as hard  # noqa: E402
 from ksieve_lab.bench import scores  # noqa: E402
 

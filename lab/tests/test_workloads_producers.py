@@ -12,7 +12,7 @@ from ksieve.core.keys import coarse_bin, order_key
 from ksieve.core.policy import PAPER_64, QUADS_16
 from ksieve.core.stats import Route
 from ksieve.model import reference
-from ksieve.planning.cpu import default_policy
+from ksieve.planning.choose_cpu import default_policy
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.numbers import narrow
 from ksieve_lab.workloads import LENGTHS, PRODUCERS, find_producer, write_synthetic

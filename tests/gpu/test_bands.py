@@ -13,7 +13,7 @@ from gpu import material, runner, served
 from gpu.served import Asked
 from gpu.variants import banded
 from ksieve.core.options import PLAIN, Options
-from ksieve.planning.thresholds import BIN_WIDTH, MOST_BINS
+from ksieve.planning.switch_points import BIN_WIDTH, MOST_BINS
 
 pytestmark = pytest.mark.gpu
 

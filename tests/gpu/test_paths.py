@@ -16,7 +16,7 @@ from gpu.variants import MANY, MANY_SHORT, VARIANTS, Variant, crowded, small_sto
 from ksieve.backends.cuda.jit import spec
 from ksieve.core.policy import PAPER_128, QUADS_16, SamplingPolicy, with_stride
 from ksieve.planning.memory import BATCH, with_workspace
-from ksieve.planning.thresholds import SPLITS
+from ksieve.planning.switch_points import SPLITS
 
 pytestmark = pytest.mark.gpu
 

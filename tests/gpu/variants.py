@@ -16,12 +16,12 @@ from ksieve.backends.cuda.jit.spec import KernelSpec, kernel_spec
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, SamplingPolicy
-from ksieve.planning.cuda import one_cta
+from ksieve.planning.choose_cuda import one_cta
 from ksieve.planning.families import QUEUED
 from ksieve.planning.length_bins import launches
 from ksieve.planning.memory import with_workspace
 from ksieve.planning.plan import Plan
-from ksieve.planning.thresholds import BINNED_ROWS
+from ksieve.planning.switch_points import BINNED_ROWS
 
 EXACT = SamplingPolicy("exact-grouped-64", 64, group=4, boundary="exact")
 EXACT_128 = SamplingPolicy("exact-128", 128, boundary="exact")

@@ -27,7 +27,7 @@ from ksieve.planning import explain, shapes
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import BY_POSITION, QUEUED, SAMPLED
 from ksieve.planning.plan import Plan
-from ksieve.planning.thresholds import BINNED_ROWS, MOST_BINS, WIDEST_BINNED
+from ksieve.planning.switch_points import BINNED_ROWS, MOST_BINS, WIDEST_BINNED
 
 pytest.importorskip("cuda.core")
 

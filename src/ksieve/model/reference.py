@@ -122,7 +122,7 @@ def select(
     each further segment reads the samples again, and candidates that exceed `capacity` together cost one more scan.
 
     `seed`: count the scans of the CPU backend, whose guesses use this seed. `resident_width` and `splits` are then not
-    used, and `capacity` must be at least `ksieve.planning.cpu.least_capacity` or the length of the longest row.
+    used, and `capacity` must be at least `ksieve.planning.choose_cpu.least_capacity` or the length of the longest row.
 
     The indices (ndarray of int32, shape (rows, k)) are positions in the window, best groups first; -1 in unused slots.
     """

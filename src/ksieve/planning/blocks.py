@@ -29,7 +29,7 @@ from ksieve.planning.memory import (
 )
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry, Shapes
-from ksieve.planning.thresholds import BLOCKS_SHARED, NOT_MEASURED, STUDIED_SLICES
+from ksieve.planning.switch_points import BLOCKS_SHARED, NOT_MEASURED, STUDIED_SLICES
 
 FAMILIES = ("resident_block", "resident_cluster", "stream_unsampled")
 """Families that pool blocks: to the rings of one CTA or of a cluster, and to the workspace."""

@@ -10,7 +10,7 @@ from ksieve.core.device import DeviceInfo, check_device
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Problem
-from ksieve.planning import cpu, cuda
+from ksieve.planning import choose_cpu, choose_cuda
 from ksieve.planning.plan import Plan
 
 
@@ -65,5 +65,5 @@ def choose(
     if device.kind == "cpu":
         if splits is not None:
             raise ArgumentError("splits", shown(splits), "nothing on a CPU device")
-        return cpu.choose(problem, device, family, policy)
-    return cuda.choose(problem, device, family, policy, splits, kept)
+        return choose_cpu.choose(problem, device, family, policy)
+    return choose_cuda.choose(problem, device, family, policy, splits, kept)

@@ -16,7 +16,7 @@ from ksieve.planning import shapes, tuned
 from ksieve.planning.families import SHARED_ROWS
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
-from ksieve.planning.thresholds import WARP_ROWS
+from ksieve.planning.switch_points import WARP_ROWS
 
 
 @dataclass(frozen=True, slots=True)

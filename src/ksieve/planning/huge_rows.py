@@ -7,7 +7,7 @@ from ksieve.core.policy import SamplingPolicy, with_stride
 from ksieve.core.problem import Problem
 from ksieve.planning.memory import CANDIDATE_BYTES, ITEM_BYTES, statistics_bound, storage_of
 from ksieve.planning.shapes import Geometry
-from ksieve.planning.thresholds import MOST_SLICES, MOST_SPLITS, MOST_STATISTICS
+from ksieve.planning.switch_points import MOST_SLICES, MOST_SPLITS, MOST_STATISTICS
 
 
 def bounded(policy: SamplingPolicy | None, problem: Problem) -> SamplingPolicy | None:

@@ -1,6 +1,7 @@
 """Plans of several launches on CUDA devices: which kernels a plan runs, and in which order.
 
-`ksieve.planning.cuda` decides whether rows are binned by length; `Plan.bins` holds the launches of the shorter bins.
+`ksieve.planning.choose_cuda` decides whether rows are binned by length; `Plan.bins` holds the launches of the shorter
+bins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory of CUDA plans: what a CTA has on chip, how many candidates that leaves room for, and the workspace.
 
 Pure arithmetic. Each number names the source whose structs it mirrors, and the kernels check the sums when they are
-compiled. `ksieve.planning.cuda` decides what is planned.
+compiled. `ksieve.planning.choose_cuda` decides what is planned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ksieve.core.problem import Problem
 from ksieve.planning.families import QUEUED, SHARED_ROWS
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import DERIVED, TUNED, Geometry
-from ksieve.planning.thresholds import COLUMN_SIGMAS, EXACT_CAPACITY, NOT_MEASURED, SORTED_PERIODS, TAIL_SIGMAS
+from ksieve.planning.switch_points import COLUMN_SIGMAS, EXACT_CAPACITY, NOT_MEASURED, SORTED_PERIODS, TAIL_SIGMAS
 
 HEADER_BYTES = 256
 """Leading workspace bytes that hold the row queue (kernels/common/workspace.cuh)."""

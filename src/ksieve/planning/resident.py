@@ -20,7 +20,7 @@ from ksieve.planning.memory import (
     tied,
 )
 from ksieve.planning.shapes import Geometry, Shapes
-from ksieve.planning.thresholds import NOT_MEASURED, RESIDENT_RANK
+from ksieve.planning.switch_points import NOT_MEASURED, RESIDENT_RANK
 
 MOST_EACH = 64
 """Scores of a thread in a shape that is taken with a CTA fewer."""

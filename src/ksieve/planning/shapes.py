@@ -21,7 +21,7 @@ from typing import Any
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.families import RESIDENT
-from ksieve.planning.thresholds import NOT_MEASURED
+from ksieve.planning.switch_points import NOT_MEASURED
 
 CLASSES = ("hopper", "blackwell", "consumer", "ampere", "small")
 """Files in ``planning/data``, without their suffix."""
@@ -127,7 +127,7 @@ class Split:
 class Stride:
     """For which rows a sampling policy is the fastest.
 
-    `policy`: its name. `ratio`: width over k (at least `ksieve.planning.thresholds.LINES_RANK`) from which the entry
+    `policy`: its name. `ratio`: width over k (at least `ksieve.planning.switch_points.LINES_RANK`) from which the entry
     holds. `narrowest`: width in scores from which it holds. `most_rows`: rows up to which it holds; 0 for any.
     """
 

@@ -61,7 +61,7 @@ def test_tables_have_as_many_cells_in_every_row(page: Path) -> None:
 
 
 def unknown_paths(text: str) -> list[str]:
-    """Paths in code spans, such as `planning/cuda.py` or `tests/gpu/`, that are neither in the package nor the root."""
+    """Paths in code spans, such as `planning/plan.py` or `tests/gpu/`, that are neither in the package nor the root."""
     named = re.findall(r"`([\w.]+(?:/[\w.*]*)+|\w+\.py)`", text)
     folders = (ROOT, ROOT / "src" / "ksieve", *(path for path in (ROOT / "src" / "ksieve").iterdir() if path.is_dir()))
     return [name for name in named if not any(list(folder.glob(name.rstrip("/"))) for folder in folders)]

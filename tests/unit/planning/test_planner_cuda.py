@@ -16,11 +16,10 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
-from ksieve.planning import cuda as planner_cuda
-from ksieve.planning import length_bins, memory, resident, shapes, thresholds, tuned
+from ksieve.planning import choose_cuda, length_bins, memory, resident, shapes, switch_points, tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import ONE_CTA, SHARED_ROWS
-from ksieve.planning.thresholds import (
+from ksieve.planning.switch_points import (
     BIN_WIDTH,
     BINNED_ROWS,
     RESIDENT_RANK,
@@ -360,7 +359,7 @@ def test_clusters_of_sixteen_need_room_side_by_side():
     assert ksieve.plan(rows=5, width=1_048_576, k=2048, device=fewer).family == "stream_split"
     assert (
         ksieve.plan(rows=1, width=1_048_576, k=2048, device=fewer, family="resident_cluster").splits
-        == thresholds.CLUSTER
+        == switch_points.CLUSTER
     )
 
 
@@ -378,9 +377,9 @@ def test_a_cluster_holds_whole_rows_or_nothing():
 
 def test_only_sampled_rows_have_a_rank():
     held = ksieve.plan(rows=1, width=16_384, k=2048, device=H200, family="resident_block")
-    assert planner_cuda.sample_ranks(held) == (0, 0)
+    assert choose_cuda.sample_ranks(held) == (0, 0)
     sampled = ksieve.plan(rows=4096, width=131_072, k=2048, device=H200)
-    assert planner_cuda.sample_ranks(sampled) == (sampled.policy.primary_rank(2048), 0)
+    assert choose_cuda.sample_ranks(sampled) == (sampled.policy.primary_rank(2048), 0)
 
 
 @pytest.mark.parametrize("threads", [256, 512])

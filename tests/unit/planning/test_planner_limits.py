@@ -16,7 +16,7 @@ from ksieve.planning import memory, shapes, tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import IN_REGISTERS
 from ksieve.planning.shapes import Geometry
-from ksieve.planning.thresholds import BINNED_ROWS
+from ksieve.planning.switch_points import BINNED_ROWS
 from ksieve.planning.tune.run import possible
 
 H200 = DEVICES["h200"]

@@ -16,7 +16,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.planning import length_bins, memory, shapes
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.thresholds import WARP_ROWS
+from ksieve.planning.switch_points import WARP_ROWS
 from parts import but_for
 
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from ksieve.planning import shapes, thresholds, tuned
+from ksieve.planning import shapes, switch_points, tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.tune import prune as tune_prune
 from ksieve.planning.tune import run as tune
@@ -49,8 +49,8 @@ def problem_of(source):
     if source.startswith(shapes.TUNED):
         name, _, time = source.removeprefix(shapes.TUNED).partition(": ")
         return None if (DATA / name).is_file() and re.match(r"[\d.]+ us|as shipped", time) else "no measurement"
-    if source.startswith(thresholds.NOT_MEASURED):
-        return None if len(source) > len(thresholds.NOT_MEASURED) + 10 else "no reason"
+    if source.startswith(switch_points.NOT_MEASURED):
+        return None if len(source) > len(switch_points.NOT_MEASURED) + 10 else "no reason"
     if not re.fullmatch(r"docs/decisions/\d{4}-[a-z0-9-]+\.md|benchmarks/results/[a-z0-9-]+\.json", source):
         return "neither a decision record nor a result file"
     return None if (ROOT / source).is_file() else "not there"
@@ -62,9 +62,9 @@ def test_every_number_names_its_source(name):
 
 
 def test_every_threshold_names_its_decision_or_was_reasoned():
-    text = Path(thresholds.__file__).read_text(encoding="utf-8")
+    text = Path(switch_points.__file__).read_text(encoding="utf-8")
     found = dict(re.findall(r'^([A-Z_]+) = .*\n"""([^"]+)"""$', text, re.MULTILINE))
-    assert found.keys() == {name for name in vars(thresholds) if name.isupper()}
+    assert found.keys() == {name for name in vars(switch_points) if name.isupper()}
     for name in found.keys() - {"NOT_MEASURED"}:
         told = re.search(r"\sDecision\s(\d+)\.$|\sNot measured: .{10}", found[name], re.DOTALL)
         assert told and (not told[1] or list((ROOT / "docs" / "decisions").glob(f"{int(told[1]):04}-*.md"))), name

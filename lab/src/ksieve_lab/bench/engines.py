@@ -20,7 +20,7 @@ from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import laws, tasks, timing
+from ksieve.planning.tune import fills, tasks, timing
 from ksieve_lab.bench import engine_switch, runner, scores
 from ksieve_lab.bench.engine_calls import Inputs, contender_of, line, planned
 from ksieve_lab.bench.engine_switch import Replaced
@@ -198,7 +198,7 @@ def measured(listed: Sequence[Task], k: int, source: str, rounds: int, seed: int
             return
 
 
-def _matrices(rows: int, width: int, dtype: str, fill: laws.Fill, seed: int) -> tuple[list[Any], Any] | str:
+def _matrices(rows: int, width: int, dtype: str, fill: fills.Fill, seed: int) -> tuple[list[Any], Any] | str:
     lengths = scores.lengths_of("ragged", rows, width, seed, "cpu")
     matrices = tasks.allocate(rows, width, dtype)
     if isinstance(matrices, str):

@@ -15,7 +15,7 @@ from typing import Any
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import laws, tasks, timing
+from ksieve.planning.tune import fills, tasks, timing
 from ksieve.planning.tune.tasks import Task
 from ksieve.planning.tune.timing import Contender, Timing
 from ksieve.planning.tune.variants import PLANNED, Variant
@@ -66,7 +66,7 @@ class Here:
     device: Any
     settings: Settings
     loaded: Sequence[tuple[peers.Peer, peers.Own]]
-    law: laws.Fill
+    law: fills.Fill
 
 
 def by_case(
@@ -100,7 +100,7 @@ def by_case(
         Without PyTorch, or a GPU where the bench needs one.
     """
     device, listed = device_of(settings), settings.bench.cases(settings)
-    law = scores.source_of(settings.scores) if settings.scores else laws.endpoint_structured
+    law = scores.source_of(settings.scores) if settings.scores else fills.endpoint_structured
     loaded, skipped = peers.available(settings.peers)
     here = Here(device, settings, loaded, law)
     if device != "cpu":

@@ -10,7 +10,7 @@ import numpy as np
 
 from ksieve.core.keys import BIN_CUTOFF_KEY, score_of_key
 from ksieve.core.policy import PAPER_128, SamplingPolicy, resolve_policy
-from ksieve.planning.cpu import default_policy
+from ksieve.planning.choose_cpu import default_policy
 from ksieve_lab.workloads.rowwise import F32, Producer
 
 RNG = np.random.Generator

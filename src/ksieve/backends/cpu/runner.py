@@ -29,7 +29,7 @@ from ksieve.model import gathering, reference
 from ksieve.model.epilogue import Finish, filled
 from ksieve.model.gathering import Gathered
 from ksieve.model.guess import fresh_seed
-from ksieve.planning.cpu import least_capacity
+from ksieve.planning.choose_cpu import least_capacity
 from ksieve.planning.plan import Plan
 
 INLINE_SCORES = 1 << 16

@@ -10,11 +10,11 @@ from typing import Any
 from ksieve.core.arrays import Device
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import Problem
-from ksieve.planning import choose, cuda, explain, tuned
+from ksieve.planning import choose, choose_cuda, explain, tuned
 from ksieve.planning.length_bins import launches
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry, Shapes, Split, Stride
-from ksieve.planning.thresholds import LINES_RANK, SPLITS
+from ksieve.planning.switch_points import LINES_RANK, SPLITS
 from ksieve.planning.tune.run import Progress, Target, unfit
 from ksieve.planning.tune.table import Entry, Parts
 from ksieve.planning.tuned import Tuned
@@ -115,7 +115,7 @@ def grid(known: Shapes, target: Target) -> Iterator[Plan]:
     widths |= {LINES_RANK * stride.ratio for stride in known.strides}
     for m, n, k, options in product(
         sorted(rows - {0}),
-        sorted(width for width in widths if 0 < width <= cuda.MAX_WIDTH),
+        sorted(width for width in widths if 0 < width <= choose_cuda.MAX_WIDTH),
         (512, target.k),
         ASKED,
     ):

@@ -28,8 +28,8 @@ from ksieve.planning.families import RESIDENT, SHARED_ROWS
 from ksieve.planning.memory import CANDIDATE_BYTES, ITEM_BYTES, SHARED_LIST, candidate_bytes_of
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
-from ksieve.planning.thresholds import SEGMENT, SPLITS
-from ksieve.planning.tune import laws, tasks, timing
+from ksieve.planning.switch_points import SEGMENT, SPLITS
+from ksieve.planning.tune import fills, tasks, timing
 from ksieve.planning.tune.variants import PLANNED, Variant, compile_plans
 
 if TYPE_CHECKING:
@@ -317,13 +317,13 @@ def _times(
 ) -> dict[str, float]:
     """Median microseconds of the planner's choice and of the candidates whose answers were exact."""
     rows, width, k = question
-    lengths = laws.ragged(rows, width)
+    lengths = fills.ragged(rows, width)
     matrices = tasks.allocate(rows, width, dtype, valid=tasks.valid_scores(lengths, width))
     if isinstance(matrices, str):  # no room
         return {}
     lengths = lengths.to(matrices[0].device)
     for number, matrix in enumerate(matrices):
-        laws.endpoint_structured(matrix, lengths, number)
+        fills.endpoint_structured(matrix, lengths, number)
     task, contenders = tasks.Task(matrices, lengths, k), []
     for variant in (PLANNED, *variants):
         with contextlib.suppress(ArgumentError):

@@ -12,7 +12,7 @@ from typing import Any
 from ksieve.planning import shapes
 from ksieve.planning.families import RESIDENT, SHARED_ROWS
 from ksieve.planning.shapes import Geometry
-from ksieve.planning.thresholds import LINES_RANK, SPLITS
+from ksieve.planning.switch_points import LINES_RANK, SPLITS
 from ksieve.planning.tune.run import (
     POLICIES,
     STREAM_WAVES,

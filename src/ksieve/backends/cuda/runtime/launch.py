@@ -25,8 +25,7 @@ from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime.driver import Driver
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.planning import cuda as planner_cuda
-from ksieve.planning import length_bins
+from ksieve.planning import choose_cuda, length_bins
 from ksieve.planning.plan import Plan
 
 PARAMS = struct.Struct("=3Qq4iQq2Qq2i")
@@ -239,7 +238,7 @@ class Launcher(Kernel):
         driver = driver or cuda_driver.get()
         _check_device(plan, driver.device_info(plan.problem.device.index))
         self._k = plan.problem.selection.k
-        self._ranks = planner_cuda.sample_ranks(plan)
+        self._ranks = choose_cuda.sample_ranks(plan)
         self._splits = plan.splits
         self._lists = plan.lists_at
         self._most = max(plan.ctas, 1)

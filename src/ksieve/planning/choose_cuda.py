@@ -1,6 +1,6 @@
 """Plans for CUDA devices: which kernel family owns which rows, and in which launch shape.
 
-Pure arithmetic on host-known facts; the numbers that were tuned are in `ksieve.planning.thresholds` and
+Pure arithmetic on host-known facts; the numbers that were tuned are in `ksieve.planning.switch_points` and
 `ksieve.planning.shapes`, what needs how much memory in `ksieve.planning.memory`. The families and what they assume are
 described at the top of their sources in `ksieve/kernels`.
 """
@@ -36,7 +36,7 @@ from ksieve.planning.memory import (
 from ksieve.planning.plan import Plan
 from ksieve.planning.resident import geometry_of, resident_geometry
 from ksieve.planning.shapes import Geometry, Shapes
-from ksieve.planning.thresholds import (
+from ksieve.planning.switch_points import (
     BIN_WIDTH,
     BINNED_ROWS,
     CLUSTER,
