@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import ksieve
-from ksieve.backends.cpu import kernels
+from ksieve.backends.cpu import kernels, sharing
 
 main_thread_only = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
 
@@ -148,8 +148,6 @@ def points_of_interrupts(code):
 @pytest.mark.extended
 def test_an_interrupt_at_any_bytecode():
     """An interrupt at each point where CPython could raise one in the caller's code, one after another."""
-    from ksieve.backends.cpu import sharing
-
     caller, inside, seen = _thread.get_ident(), [], set()
     helping = threading.Event()
 
@@ -223,7 +221,9 @@ def test_a_signal_handler_may_call_within_a_call():
 
 @pytest.mark.extended
 @pytest.mark.parametrize("options", ["", "sorted=True"])
-def test_calls_after_the_main_thread_has_ended(options):
+@pytest.mark.parametrize("before", [True, False])
+def test_calls_after_the_main_thread_has_ended(before, options):
+    """In a thread, and at the exit of the process, also of one that never called before."""
     script = f"""
         import atexit, threading
         import numpy as np
@@ -236,31 +236,16 @@ def test_calls_after_the_main_thread_has_ended(options):
         def later():
             threading.main_thread().join()
             check("thread")
-        check("main")
-        threading.Thread(target=later).start()
+        if {before}:
+            check("main")
+            threading.Thread(target=later).start()
         atexit.register(check, "atexit")
     """
-    assert run_script(script).split() == ["main", "thread", "atexit"]
-
-
-def test_calls_of_a_process_that_never_called_before_its_end():
-    script = """
-        import atexit
-        import numpy as np
-        import ksieve
-        def check():
-            scores = np.random.default_rng(0).random((64, 4096), np.float32)
-            want = np.sort(np.argpartition(-scores, 16, axis=1)[:, :16], axis=1)
-            print(np.array_equal(np.sort(ksieve.topk(scores, k=16), axis=1), want))
-        atexit.register(check)
-    """
-    assert run_script(script) == "True\n"
+    assert run_script(script).split() == ["main", "thread", "atexit"][0 if before else 2 :]
 
 
 def test_a_machine_that_starts_no_more_threads(monkeypatch):
     """Threads that were started help, none more are counted, and later calls try again."""
-    from ksieve.backends.cpu import runner
-
     started, real = [], _thread.start_new_thread
 
     def start(*args):
@@ -269,16 +254,13 @@ def test_a_machine_that_starts_no_more_threads(monkeypatch):
         started.append(1)
         return real(*args)
 
-    sharing = sys.modules.get("ksieve.backends.cpu.sharing")
-    if sharing is not None:
-        monkeypatch.setattr(sharing, "_helpers", sharing._Helpers())
+    monkeypatch.setattr(sharing, "_helpers", sharing._Helpers())
     monkeypatch.setattr(_thread, "start_new_thread", start)
     monkeypatch.setattr(threading, "_start_new_thread", start, raising=False)
     scores, plan, want = inputs(threads=13)
     for _ in range(3):
         assert exact(ksieve.topk(scores, plan=plan), want)
-    assert runner is not None and len(started) == 2
-    assert sharing._helpers.count == 2
+    assert len(started) == sharing._helpers.count == 2
     monkeypatch.setattr(_thread, "start_new_thread", real)
     assert exact(ksieve.topk(scores, plan=plan), want)
     assert sharing._helpers.count == 12
@@ -304,6 +286,3 @@ def test_a_process_may_end_within_the_calls_of_daemon_threads():
     """
     for _ in range(8):
         assert run_script(script) == ""
-
-
-# ---- a thousand interrupts
