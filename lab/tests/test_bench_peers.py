@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import types
+from types import SimpleNamespace
 
 import pytest
 
-import ksieve
+from bench_engines import fakes
 from bench_host import OTHER_US, host, invoke, payload
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.tune import tasks
@@ -16,104 +18,42 @@ from ksieve_lab.bench import engine_calls, peers
 
 torch = pytest.importorskip("torch")
 
-__all__ = ["host"]
+__all__ = ["fakes", "host"]
+SGLANG = "sglang.kernels.ops.attention.dsv4.topk"
 SHAPES, K = "6x4096", 512
 OTHERS = "flashinfer,sglang,deepselect,vllm"
 
 
-def exact(scores, lengths, k, out=None):
-    found = torch.from_numpy(ksieve.topk(scores.numpy(), lengths.numpy(), k))
-    return found if out is None else out.copy_(found)
-
-
-class FlashInfer(types.ModuleType):
-    def __init__(self):
-        super().__init__("flashinfer.topk")
-        self.algorithms = []
-
-    def top_k_ragged_transform(
-        self, scores, offsets, lengths, k, deterministic=False, tie_break=0, dsa_graph_safe=False, row_starts=None
-    ):
-        self.algorithms.append(os.environ["FLASHINFER_TOPK_ALGO"])
-        assert not offsets.any() and row_starts is None
-        return exact(scores, lengths, k)
-
-
-class SGLang(types.ModuleType):
-    def __init__(self):
-        super().__init__("sglang.kernels.ops.attention.dsv4.topk")
-        self.plans = 0
-
-    def plan_topk_v2(self, seq_lens, static_threshold=-1, *, out=None):
-        self.plans += 1
-        return torch.zeros(len(seq_lens) + 1, 2, dtype=torch.int32)
-
-    def topk_transform_paged_v2(self, scores, seq_lens, page_tables, out_page_indices, page_size, metadata,
-                                out_raw_indices=None):  # fmt: skip
-        assert metadata.shape == (len(seq_lens) + 1, 2)
-        raw = exact(scores, seq_lens, out_page_indices.shape[1])
-        pages = page_tables.gather(1, (raw.clamp(min=0) // page_size).long()) * page_size + raw % page_size
-        out_page_indices.copy_(torch.where(raw < 0, raw, pages))
-
-    def topk_transform_ragged_v2(self, scores, seq_lens, *, out_offsets, out_indices, row_starts=None):
-        exact(scores, seq_lens, out_indices.shape[1], out_indices).add_(out_offsets[:, None])
-
-
-class DeepSelect(types.ModuleType):
-    def __init__(self):
-        super().__init__("sglang.kernels.ops.attention.deep_select")
-
-    def topk(self, scores, topk, *, begin=None, end=None, indices_type=torch.int32, sorted_index=False,
-             hint=None, output_idx=None, output_idx_offset=None, idx_oob_fill_value=2147483647,
-             value_oob_fill_value=float("-inf"), return_value=False, abort_when_nan_found=True):  # fmt: skip
-        assert begin is None and hint is None and not return_value and not abort_when_nan_found
-        assert output_idx.dtype == indices_type == torch.int32
-        found = exact(scores, end, topk, output_idx)
-        found[found < 0] = idx_oob_fill_value
-        return None, found
-
-
-class VLLM(types.SimpleNamespace):
-    def top_k_per_row_prefill(self, logits, rowStarts, rowEnds, indices, numRows, stride0, stride1, topK):
-        assert (tuple(logits.stride()), numRows) == ((stride0, stride1), len(logits)) and not rowStarts.any()
-        exact(logits, rowEnds, topK, indices)
-
-    def top_k_per_row_decode(self, logits, next_n, seq_lens, indices, numRows, stride0, stride1, topK):
-        assert next_n == 1
-        exact(logits, seq_lens, topK, indices)
-
-    def persistent_topk(self, logits, lengths, output, workspace, k, max_seq_len):
-        assert workspace.dtype == torch.uint8 and max_seq_len == int(lengths.max())
-        exact(logits, lengths, k, output)
-
-    def cooperative_topk(self, logits, lengths, output, workspace, k, max_seq_len):
-        assert logits.shape[0] <= 64 and logits.stride(0) % 4 == 0
-        self.persistent_topk(logits, lengths, output, workspace, k, max_seq_len)
-
-
 @pytest.fixture
-def libraries(monkeypatch):
-    """Every library, faked; the modules by name."""
-    made = {"flashinfer.topk": FlashInfer(), "vllm._custom_ops": types.ModuleType("vllm._custom_ops")}
-    for module in (SGLang(), DeepSelect()):
-        made[module.__name__] = module
-    attention = "sglang.kernels.ops.attention"
-    for name in (
-        "sglang",
-        "sglang.kernels",
-        "sglang.kernels.ops",
-        attention,
-        f"{attention}.dsv4",
-        "vllm",
-        "flashinfer",
-    ):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    for name, module in made.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(torch.ops, "_C", VLLM(), raising=False)
+def libraries(fakes, monkeypatch):
+    """Every library, faked; what was asked of them."""
+    asked, best = SimpleNamespace(algorithms=set(), plans=0), fakes.best
+    sglang_topk = importlib.import_module(SGLANG)
+    plan, ragged = sglang_topk.plan_topk_v2, sglang_topk.topk_transform_ragged_v2
+
+    def record(name, *arguments):
+        if name == "ragged_transform":
+            asked.algorithms.add(os.environ["FLASHINFER_TOPK_ALGO"])
+        return best(name, *arguments)
+
+    def count(*arguments, **options):
+        asked.plans += 1
+        return plan(*arguments, **options)
+
+    def unwritten(scores, *arguments, **options):  # the fake writes to its scores, from which other peers select
+        ragged(scores.clone(), *arguments, **options)
+
+    def cooperative(logits, lengths, output, workspace, k, max_seq_len):
+        assert logits.shape[0] <= 64 and logits.stride(0) % 4 == 0 and workspace.dtype == torch.uint8
+        torch.ops._C.persistent_topk(logits, lengths, output, workspace, k, max_seq_len)
+
+    monkeypatch.setattr(fakes, "best", record)
+    monkeypatch.setattr(sglang_topk, "plan_topk_v2", count)
+    monkeypatch.setattr(sglang_topk, "topk_transform_ragged_v2", unwritten)
+    monkeypatch.setattr(torch.ops._C, "cooperative_topk", cooperative, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.delenv("FLASHINFER_TOPK_ALGO", raising=False)
-    return made
+    return asked
 
 
 def test_every_peer_is_run_and_verified(host, libraries):
@@ -126,9 +66,9 @@ def test_every_peer_is_run_and_verified(host, libraries):
         else:
             assert facts["exact"] is True, (name, facts)
             assert facts.get("peer", False) == (name != "ksieve")
-    assert set(libraries["flashinfer.topk"].algorithms) == {"default", "cub"}
+    assert libraries.algorithms == {"default", "cub"}
     assert "FLASHINFER_TOPK_ALGO" not in os.environ, "the choice of a back end outlived the call"
-    assert libraries["sglang.kernels.ops.attention.dsv4.topk"].plans > 0, "the plan is part of the work"
+    assert libraries.plans > 0, "the plan is part of the work"
     assert results["over_best_peer"]["geometric_mean"] == pytest.approx(OTHER_US / 12.5)
 
 
@@ -138,11 +78,13 @@ def test_rows_shorter_than_k_are_padded_by_every_peer(host, libraries):
 
 
 def test_an_inexact_peer_is_shown_and_never_counts(host, libraries, monkeypatch):
-    def wrong(self, scores, seq_lens, *, out_offsets, out_indices, row_starts=None):
-        exact(scores, seq_lens, out_indices.shape[1], out_indices)
+    right = sys.modules[SGLANG].topk_transform_ragged_v2
+
+    def wrong(*arguments, out_indices, **options):
+        right(*arguments, out_indices=out_indices, **options)
         out_indices[0, 0] = out_indices[0, 1]
 
-    monkeypatch.setattr(SGLang, "topk_transform_ragged_v2", wrong)
+    monkeypatch.setattr(sys.modules[SGLANG], "topk_transform_ragged_v2", wrong)
     monkeypatch.setattr("bench_host.clock", lambda name: 1.0 if name == "sglang ragged" else OTHER_US)
     done = invoke("gpu", "--shapes", "6x4096", "--k", K, "--peers", "sglang")
     assert done.exit_code == 0, done.output
@@ -153,24 +95,24 @@ def test_an_inexact_peer_is_shown_and_never_counts(host, libraries, monkeypatch)
 
 
 def test_stale_outputs_do_not_pass(host, libraries, monkeypatch):
-    calls = []
+    calls, right = [], torch.ops._C.top_k_per_row_decode
 
-    def once(self, logits, next_n, seq_lens, indices, numRows, stride0, stride1, topK):
+    def once(logits, **arguments):
         calls.append(1)
         if len(calls) % 2:  # the run before the outputs are poisoned
-            exact(logits, seq_lens, topK, indices)
+            right(logits, **arguments)
 
-    monkeypatch.setattr(VLLM, "top_k_per_row_decode", once)
+    monkeypatch.setattr(torch.ops._C, "top_k_per_row_decode", once)
     found = payload("gpu", shapes=SHAPES, k=K, peers="vllm decode")["results"]["shapes"][0]["selectors"]["vllm decode"]
     assert found["exact"] is False
 
 
 def test_a_peer_that_breaks_stays_alone(host, libraries, monkeypatch):
-    def broken(self, *arguments, **options):
+    def broken(*arguments, **options):
         raise RuntimeError("no kernel image\nis available")
 
-    monkeypatch.setattr(DeepSelect, "topk", broken)
-    monkeypatch.delattr(SGLang, "topk_transform_ragged_v2")
+    monkeypatch.setattr(importlib.import_module("sglang.kernels.ops.attention.deep_select"), "topk", broken)
+    monkeypatch.delattr(sys.modules[SGLANG], "topk_transform_ragged_v2")
     results = payload("gpu", shapes=SHAPES, k=K, peers=OTHERS)["results"]
     selectors, done = results["shapes"][0]["selectors"], results["peers_skipped"]
     assert "no kernel image" in selectors["deepselect"]["error"]

@@ -1,4 +1,4 @@
-"""The bench of the engines' operators on the host: fakes of the engines, few calls, and nothing to compile."""
+"""Fakes of the engines, and the bench of their operators on the host: few calls, and nothing to compile."""
 
 from __future__ import annotations
 

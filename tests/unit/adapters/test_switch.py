@@ -8,15 +8,14 @@ import itertools
 import logging
 import sys
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import adapter_calls as cases  # noqa: E402
 import ksieve  # noqa: E402
+from bench_engines import FAKES, fakes, loaded  # noqa: E402
 from ksieve import adapters  # noqa: E402
 from ksieve.adapters import (  # noqa: E402
     _calls,
@@ -28,34 +27,23 @@ from ksieve.adapters import (  # noqa: E402
     tensorrt_llm,
     vllm,
 )
-from ksieve.adapters._operators import HOMES, OPERATORS  # noqa: E402
+from ksieve.adapters._operators import OPERATORS  # noqa: E402
 from ksieve.adapters._tally import TALLY  # noqa: E402
 from ksieve.backends.cuda.runtime import driver  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 
-ENGINES = Path(cases.__file__).parent.parent / "fake_engines"
+__all__ = ["fakes"]
 ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm}
-TOP = ("selection", *(package for packages in HOMES.values() for package in packages))
-
-
-def engine_modules():
-    return [name for name in sys.modules if name.partition(".")[0] in TOP]
 
 
 @pytest.fixture
-def engines(monkeypatch):
-    """The fakes can be imported; afterwards nothing of them is left."""
-    monkeypatch.syspath_prepend(str(ENGINES))
-    for name in engine_modules():
-        monkeypatch.delitem(sys.modules, name)
-    TALLY.clear()
+def engines(fakes):
+    """The fakes, and no adapter installed afterwards."""
     for said in (_calls._said, _verify._said):
         said.clear()
-    yield importlib.import_module("selection")
+    yield fakes
     for adapter in ADAPTERS.values():
         adapter.uninstall()
-    for name in engine_modules():
-        del sys.modules[name]
 
 
 def load(*names):
@@ -69,8 +57,10 @@ def operands(rows=6, width=400, k=32):
 
 
 def contents():
-    """Every attribute of the engines' modules, and of the namespaces of their operators."""
-    modules = {name: dict(vars(sys.modules[name])) for name in engine_modules()}
+    """Every attribute of the engines' modules and of their classes, and of the namespaces of their operators."""
+    modules = {name: dict(vars(sys.modules[name])) for name in loaded()}
+    for attributes in [*modules.values()]:
+        modules |= {each: dict(vars(each)) for each in attributes.values() if isinstance(each, type)}
     return modules, dict(vars(torch.ops._C)), dict(vars(torch.ops.trtllm))
 
 
@@ -112,15 +102,6 @@ def test_everything_is_put_back_exactly(engines, engine, modules):
     assert contents() == before
 
 
-def test_a_class_and_a_lazy_module_are_put_back(engines):
-    (layer,) = load("vllm.model_executor.layers.indexer_topk")
-    before = layer.SparseIndexerTopk.forward
-    vllm.install()
-    assert layer.SparseIndexerTopk.forward is not before
-    vllm.uninstall()
-    assert layer.SparseIndexerTopk.__dict__["forward"] is before
-
-
 def test_other_names_of_a_function_are_replaced_too(engines):
     kernels, flash = load("sgl_kernel", "flashinfer")
     own = kernels.fast_topk_v2, flash.top_k
@@ -152,7 +133,7 @@ def test_engines_share_the_operators_of_flashinfer(engines):
 def test_modules_are_waited_for_and_never_imported(engines, caplog):
     caplog.set_level(logging.INFO, "ksieve")
     assert vllm.install() == ()
-    assert engine_modules() == ["selection"]
+    assert loaded() == ["selection"]
     assert "when they are imported, those of flashinfer.msa_ops.sparse_topk_select, flashinfer.topk, " in caplog.text
     flash, layer = load("flashinfer", "vllm.model_executor.layers.indexer_topk")
     spec = flash.topk.__spec__
@@ -166,7 +147,7 @@ def test_modules_are_waited_for_and_never_imported(engines, caplog):
 
 
 def test_an_engine_that_is_not_installed(engines, monkeypatch):
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(ENGINES)])
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(FAKES)])
     importlib.invalidate_caches()
     with pytest.raises(BackendError, match=r"^sglang is not installed"):
         sglang.install()
@@ -187,7 +168,7 @@ def test_without_a_known_signature_nothing_is_replaced(engines, monkeypatch):
 @pytest.mark.parametrize("first", ["engine", "ksieve"])
 def test_an_operator_with_another_signature_is_left_alone(engines, monkeypatch, caplog, first):
     """And no other one, whether the engine is imported before the switch or behind it."""
-    module = ENGINES / "flashinfer" / "topk.py"
+    module = FAKES / "flashinfer" / "topk.py"
     own = "def top_k(input, k, sorted=False"
     changed = module.read_text(encoding="utf-8").replace(own, f"{own}, more=None")
     monkeypatch.setattr("importlib.machinery.SourceFileLoader.get_code", _code_of(module, changed))
@@ -208,7 +189,7 @@ def test_an_operator_with_another_signature_is_left_alone(engines, monkeypatch, 
 
 @pytest.mark.parametrize("first", ["engine", "ksieve"])
 def test_a_class_that_this_version_lacks(engines, monkeypatch, caplog, first):
-    module = ENGINES / "vllm" / "model_executor" / "layers" / "indexer_topk.py"
+    module = FAKES / "vllm" / "model_executor" / "layers" / "indexer_topk.py"
     changed = module.read_text(encoding="utf-8").replace("SparseIndexerTopk", "Another")
     monkeypatch.setattr("importlib.machinery.SourceFileLoader.get_code", _code_of(module, changed))
     name = "vllm.model_executor.layers.indexer_topk"
@@ -223,7 +204,7 @@ def test_a_class_that_this_version_lacks(engines, monkeypatch, caplog, first):
 
 def test_a_module_without_its_operators_is_named(engines, monkeypatch, caplog):
     vllm.install()
-    module = ENGINES / "vllm" / "model_executor" / "layers" / "indexer_topk.py"
+    module = FAKES / "vllm" / "model_executor" / "layers" / "indexer_topk.py"
     monkeypatch.setattr("importlib.machinery.SourceFileLoader.get_code", _code_of(module, "import selection"))
     load(name := "vllm.model_executor.layers.indexer_topk")
     assert f"ksieve finds no operator that it knows in {name} of vllm: {name}.SparseIndexerTopk.for" in caplog.text
