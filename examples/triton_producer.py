@@ -22,8 +22,8 @@ except ModuleNotFoundError as error:
     raise SystemExit(0) from None
 
 import ksieve
-from ksieve.streaming import Candidates
-from ksieve.streaming.triton_epilogue import keep
+from ksieve.running import Candidates
+from ksieve.running.triton_epilogue import keep
 
 
 # [producer]

@@ -34,7 +34,7 @@ NAMES = (
     "ksieve.adapters.tensorrt_llm ksieve.adapters.plugins"
 )
 MODULES = {name: name for name in NAMES.split()} | {
-    "ksieve.tiles": "ksieve.streaming",
+    "ksieve.tiles": "ksieve.running",
     "ksieve.captures": "ksieve_lab.captures",
     "ksieve.captures.recorder": "ksieve_lab.captures.recorder",
     "ksieve.lab.workloads": "ksieve_lab.workloads",

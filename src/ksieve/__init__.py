@@ -18,7 +18,7 @@ from ksieve.core.options import Options
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Route, Stats
 from ksieve.planning.plan import Plan
-from ksieve.streaming.running import Running
+from ksieve.running.running import Running
 
 __all__ = [
     "ArgumentError",

@@ -1,4 +1,4 @@
-"""`ksieve.streaming.Candidates` against `ksieve.topk` on whole rows (contract C69, C70)."""
+"""`ksieve.running.Candidates` against `ksieve.topk` on whole rows (contract C69, C70)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ksieve
 from answers import RANKINGS, reaches
 from ksieve import ArgumentError, Running, VerificationError
 from ksieve.core.keys import widen
-from ksieve.streaming import Candidates
+from ksieve.running import Candidates
 
 ROWS, WIDTH, K = 24, 9000, 32
 CAPACITY, SHARE = 96, 64

@@ -22,7 +22,7 @@ import ksieve_lab
 from cases import CASES, DTYPES, FAMILIES, WIDE_CASES, build, clamp, first_k, lengths_of, scores_of
 from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda, topk_on
 from ksieve import ArgumentError, KsieveError, Route, VerificationError, distributed
-from ksieve import streaming as tiles
+from ksieve import running as tiles
 from ksieve.core.keys import widen
 from ksieve.core.policy import POLICIES as NAMED
 from ksieve.model import reference

@@ -1,4 +1,4 @@
-"""`ksieve.Running` and `ksieve.streaming.Candidates` on the GPU, against `ksieve.topk` on whole rows; in graphs too."""
+"""`ksieve.Running` and `ksieve.running.Candidates` on the GPU, against `ksieve.topk` on whole rows; in graphs too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import ksieve
 from answers import RANKINGS, reaches
 from gpu import material, runner
-from ksieve.streaming import Candidates
+from ksieve.running import Candidates
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
 
@@ -56,7 +56,7 @@ def keep(scores, lengths, candidates, ranking="largest"):
 
 @cache
 def forced_rows(k, dtype):
-    """Rows on the host that take each path of kernels/streaming/keep.cu in a first tile, and in those that follow.
+    """Rows on the host that take each path of kernels/running/keep.cu in a first tile, and in those that follow.
 
     Its guess of a bound samples 32 columns of 256 (64 of 512 with 16 bits).
     """

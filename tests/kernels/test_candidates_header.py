@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emulator import build
-from ksieve.streaming import include_path
+from ksieve.running import include_path
 
 pytestmark = [pytest.mark.extended, pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")]
 

@@ -9,8 +9,8 @@ import ksieve
 from answers import RANKINGS, reaches
 from emulator import build, driver
 from ksieve.backends.cuda import keep
-from ksieve.streaming import Candidates
-from ksieve.streaming.device import DeviceBest
+from ksieve.running import Candidates
+from ksieve.running.device import DeviceBest
 
 torch = pytest.importorskip("torch")
 

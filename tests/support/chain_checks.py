@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ksieve import Running, verify
-from ksieve.streaming import Candidates
+from ksieve.running import Candidates
 from ksieve_lab.captures import factors
 from ksieve_lab.chain import producers, ways
 from ksieve_lab.chain.mqa_logits import Tile, mqa_candidates, mqa_logits

@@ -19,7 +19,7 @@ from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.planning.plan import Plan
-from ksieve.streaming.running import Running
+from ksieve.running.running import Running
 
 BLOCK_BYTES = 256 << 20
 """Default bound on the score bytes in memory at a time."""

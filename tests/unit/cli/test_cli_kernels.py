@@ -184,7 +184,7 @@ def test_build_with_the_kernels_of_tiles(run, tmp_path, monkeypatch):
     made = Cubin(b"code", "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads, Used 32 registers")
     monkeypatch.setattr(cache, "compile_all", lambda specs, required: [(spec, (made, True)) for spec in specs])
     more = ("--k", str(keep.MOST_SLOTS + 1), "--tiles", "--bundle", str(tmp_path / "tiles.zip"))
-    assert "streaming/keep float32 sm_90a" in run(*ROW_KERNEL, *more)
+    assert "running/keep float32 sm_90a" in run(*ROW_KERNEL, *more)
     monkeypatch.setenv("KSIEVE_BUNDLE", str(tmp_path / "tiles.zip"))
     for ranking in RANKINGS:
         assert bundle.obtain(keep.keep_kernel("sm_90a", "float32", ranking)) == (Cubin(b"code", ""), False)

@@ -20,8 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ksieve.streaming.candidates import Candidates
-from ksieve.streaming.triton_epilogue import keep
+from ksieve.running.candidates import Candidates
+from ksieve.running.triton_epilogue import keep
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]

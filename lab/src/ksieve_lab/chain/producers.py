@@ -73,7 +73,7 @@ def _triton() -> Produce:
 
 
 def load_keep() -> Callable[[Factors, Any], None]:
-    """Load the Triton producer, which keeps candidates (`ksieve.streaming.Candidates`) in place of writing a matrix."""
+    """Load the Triton producer, which keeps candidates (`ksieve.running.Candidates`) in place of writing a matrix."""
     if not installed("triton"):
         raise BackendError("the producer that keeps candidates needs the package triton, which is missing")
     from ksieve_lab.chain.mqa_logits import KEPT_TILE, mqa_candidates

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ksieve.streaming import Candidates, Running
+from ksieve.running import Candidates, Running
 from ksieve_lab.chain.producers import Factors, Produce, rows_of
 
 ROWS = 2112

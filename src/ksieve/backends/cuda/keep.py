@@ -1,4 +1,4 @@
-"""The kernel of `ksieve.Running` (`kernels/streaming/keep.cu`): a push is one launch with a CTA for each row."""
+"""The kernel of `ksieve.Running` (`kernels/running/keep.cu`): a push is one launch with a CTA for each row."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ksieve.core.ranking import RANKINGS, Ranking
 from ksieve.planning import memory
 
 TILE = struct.Struct("=10Qq6i")
-"""`Tile` of kernels/streaming/keep.cu: scores, starts, ends, num_rows, row_k, values, places, held, bounds, cutoff
+"""`Tile` of kernels/running/keep.cu: scores, starts, ends, num_rows, row_k, values, places, held, bounds, cutoff
 (addresses); pitch (elements); width, first, k, capacity, flags, and a reserved zero."""
 
 TIES, HIGH_FIRST, RECOUNT, SETTLE, LONG_STARTS, LONG_ENDS = 1, 2, 4, 8, 16, 32
 """Flags of `TILE`."""
 
-STEM = "streaming/keep"
+STEM = "running/keep"
 """Its source file."""
 
 MOST_SLOTS = 4096

@@ -1,4 +1,4 @@
-"""The epilogue of a producer in Triton: keep the scores that `ksieve.streaming.Candidates` asks for, and count them.
+"""The epilogue of a producer in Triton: keep the scores that `ksieve.running.Candidates` asks for, and count them.
 
 Triton is imported when this module is; nothing else of the library imports it.
 """

@@ -2,7 +2,7 @@
 // the row's list (ksieve.Running, docs/decisions/0041-keep.md). Where the list is full it is compacted to the k best of
 // it, whose worst is the bound of those that follow. Every input is exact, in one launch. A tile is read once, or twice
 // where fewer than k scores reach the first bound, which is guessed (decision 41).
-#include "streaming/list.cuh"
+#include "running/list.cuh"
 
 constexpr int kDrawn = 8 / kVector; // 16-byte loads of a thread in a sample
 constexpr u64 kNoBound = ~0ull;     // fewer than k scores are known
@@ -164,7 +164,7 @@ __device__ __forceinline__ Scan take(const List& list, const Window& window, Sca
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
-    ksieve_streaming_keep(const __grid_constant__ Tile p) {
+    ksieve_running_keep(const __grid_constant__ Tile p) {
   const int row = blockIdx.x;
   if (p.num_rows && row >= *p.num_rows) return;
   clear_counts();

@@ -41,7 +41,7 @@ class Best:
 
     Tiles are selected from, and then what was selected is merged with the best so far: two calls of `ksieve.topk`.
 
-    `rows`, `k`, `max_k`, `dtype`, `device`, `cutoff`: as of `ksieve.streaming.Running`. `options`: of the selection.
+    `rows`, `k`, `max_k`, `dtype`, `device`, `cutoff`: as of `ksieve.running.Running`. `options`: of the selection.
     `xp`: NumPy or PyTorch, whichever the arrays are of. `place`: its keyword arguments for an array on the device.
     `nothing`, `everything`: cutoffs that no score but infinities reaches, and that all reach.
     """

@@ -16,7 +16,7 @@ from ksieve.core import problem
 from ksieve.core.arrays import inspect
 from ksieve.core.errors import ArgumentError, VerificationError
 from ksieve.core.options import INTEGERS
-from ksieve.streaming.running import Running
+from ksieve.running.running import Running
 
 SHARE = 64
 """Default distance of sampled columns."""
@@ -68,7 +68,7 @@ class Candidates:
     Examples
     --------
     >>> import numpy as np, ksieve
-    >>> from ksieve.streaming import Candidates
+    >>> from ksieve.running import Candidates
     >>> scores = np.random.default_rng(0).standard_normal((1, 100_000), dtype=np.float32)
     >>> running = ksieve.Running(rows=1, k=2048, max_tile=4096, deterministic=True)
     >>> candidates = Candidates(running, width=100_000)

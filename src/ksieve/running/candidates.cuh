@@ -1,6 +1,6 @@
-// The epilogue of a producer in CUDA C++: keep the scores that ksieve.streaming.Candidates asks for, and count them.
+// The epilogue of a producer in CUDA C++: keep the scores that ksieve.running.Candidates asks for, and count them.
 //
-// Compute capability 7.0 and later. `ksieve.streaming.include_path()` is the directory of this file. The members are
+// Compute capability 7.0 and later. `ksieve.running.include_path()` is the directory of this file. The members are
 // the arrays of the Candidates: pass their addresses, `candidates.scores.stride(0)` and `candidates.capacity`.
 #pragma once
 

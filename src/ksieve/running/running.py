@@ -2,7 +2,7 @@
 
 Between two pushes each row holds its k best scores so far, with their positions, and behind them scores that may be
 among these. The best of parts are the best of the whole for any partition of a row. Most tiles are only read for the
-scores that may be selected (`ksieve.streaming.device`, `ksieve.streaming.host`). Otherwise a push selects from the tile
+scores that may be selected (`ksieve.running.device`, `ksieve.running.host`). Otherwise a push selects from the tile
 alone, and then among the best so far and the tile's best, by position: two calls of `ksieve.topk`.
 """
 
@@ -18,8 +18,8 @@ from ksieve.core.arguments import resolve
 from ksieve.core.arrays import ArrayInfo, inspect
 from ksieve.core.errors import ArgumentError, refuse_at_exit
 from ksieve.core.options import INTEGERS, Nan, TieBreak
-from ksieve.streaming.best import Best
-from ksieve.streaming.host import HostBest
+from ksieve.running.best import Best
+from ksieve.running.host import HostBest
 
 
 class Running:
@@ -120,7 +120,7 @@ class Running:
         """
         if problem.parse_device(device).kind == "cpu":
             return HostBest
-        from ksieve.streaming.device import MOST_SLOTS, DeviceBest  # loads the CUDA backend
+        from ksieve.running.device import MOST_SLOTS, DeviceBest  # loads the CUDA backend
 
         known = isinstance(most, (int, np.integer)) and most <= MOST_SLOTS
         return DeviceBest if known and self.block_size == 1 else Best

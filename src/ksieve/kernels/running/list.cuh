@@ -1,4 +1,4 @@
-// The list of a row's best scores so far in global memory, and its compaction to the k best (streaming/keep.cu).
+// The list of a row's best scores so far in global memory, and its compaction to the k best (running/keep.cu).
 #pragma once
 #include "common/histogram.cuh"
 #include "common/load.cuh"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ksieve.core.arrays import as_numpy
 from ksieve.core.keys import NAN_KEY, order_key, widen
 from ksieve.core.ranking import ranked
-from ksieve.streaming.best import _ALL, Best
+from ksieve.running.best import _ALL, Best
 
 I64 = NDArray[np.int64]
 

@@ -7,7 +7,7 @@ from typing import Any
 from ksieve.backends.cuda import arrays, keep
 from ksieve.core.arrays import inspect
 from ksieve.core.problem import row_pitch
-from ksieve.streaming.best import _ALL, Best
+from ksieve.running.best import _ALL, Best
 
 MOST_SLOTS = keep.MOST_SLOTS
 """Most slots of a row that the kernel takes."""

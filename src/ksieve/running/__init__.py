@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ksieve.streaming.candidates import Candidates
-from ksieve.streaming.running import Running
+from ksieve.running.candidates import Candidates
+from ksieve.running.running import Running
 
 __all__ = ["Candidates", "Running", "include_path"]
 
