@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["commands", "parts"]
+pytest_plugins = ["commands", "parts", "rank_processes"]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # PyTorch's and NumPy's threads wait by spinning, which takes the cores from the other workers.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+
+import pytest
 
 SECONDS = 20
 """A call that takes longer hangs."""
@@ -64,6 +66,21 @@ class Processes:
             process.kill()
             process.join()
         self.folder.cleanup()
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Callable[[int], Processes]]:
+    """Return the ranks of one process group of that size, which are started again if one has died."""
+    pools: dict[int, Processes] = {}
+
+    def of(world: int) -> Processes:
+        if world not in pools or not pools[world].alive:
+            pools[world] = Processes(world)
+        return pools[world]
+
+    yield of
+    for pool in pools.values():
+        pool.close()
 
 
 def _nothing(rank: int) -> None:

@@ -12,11 +12,11 @@ from functools import partial
 import pytest
 
 import ksieve
-from rank_processes import Processes
 
 torch = pytest.importorskip("torch")
 
 import ksieve.distributed as ranks  # noqa: E402
+import rank_cases  # noqa: E402
 
 ROWS, WIDTH, K = 4, 9, 3
 SAME, OWN, NAMED = "every rank has its answer", "its own error, and that of the others", "the same error"
@@ -107,20 +107,6 @@ def make_call(kind, given, odd, rank):
 
 def good_call(rank):
     return ranks.topk(torch.zeros(ROWS, WIDTH), k=K)[1].tolist()
-
-
-@pytest.fixture(scope="module")
-def processes():
-    pools: dict[int, Processes] = {}
-
-    def of(world):
-        if world not in pools or not pools[world].alive:
-            pools[world] = Processes(world)
-        return pools[world]
-
-    yield of
-    for pool in pools.values():
-        pool.close()
 
 
 def check(pool, name, outcome, call):
@@ -251,25 +237,19 @@ def test_a_rank_that_fails_behind_its_checks(processes, planned):
     assert processes(3).run(good_call) == [[K * (rank == 0)] * ROWS for rank in range(3)]
 
 
-def die_at_once(planned, rank):
-    plan = {"plan": ranks.plan(rows=ROWS, width=WIDTH, k=K)} if planned else {"k": K}
-    if rank == 1:
-        die()
-    return ranks.topk(scores(), **plan)
+def die_at_once(rank):
+    plan = ranks.plan(rows=ROWS, width=WIDTH, k=K)
+    return die() if rank == 1 else ranks.topk(scores(), plan=plan)
 
 
 @pytest.mark.parametrize(
     ("world", "call"),
-    [(2, partial(die_at_once, False)), (3, partial(die_at_once, True)), (3, partial(with_a_fault, False, die))],
-    ids=["without a plan", "with a plan", "behind its checks"],
+    [(2, die_at_once), (3, partial(with_a_fault, False, die))],
+    ids=["with a plan", "behind its checks"],
 )
-def test_a_rank_that_dies(world, call):
+def test_a_rank_that_dies(processes, world, call):
     """The error of the others is that of the process group."""
-    pool = Processes(world)
-    try:
-        answers = pool.run(call)
-    finally:
-        pool.close()
+    answers = processes(world).run(call)
     assert answers.pop(1) is None
     assert all(isinstance(answer, RuntimeError) for answer in answers), answers
 
@@ -293,13 +273,8 @@ def test_a_rank_that_does_not_come(processes):
 
 LARGE = 2000, 90
 COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_reduce",
-    "all_to_all_single",
-    "barrier",
-)
+    "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all_single", "barrier",
+)  # fmt: skip
 
 
 def counted(schedule, output, rows, k, rank):
@@ -332,8 +307,6 @@ def test_a_plan_s_call_takes_no_further_collective(processes, schedule, output):
 @pytest.mark.parametrize("schedule", [ranks.Pairs(), ranks.Samples(4), ranks.Digits(8)], ids=str)
 def test_on_a_device_other_tags_are_no_answer(schedule):
     """Over NCCL nothing is read back: operations compare the tags where no kernel does."""
-    import rank_cases
-
     rank_cases.check_tags(schedule, kernels=False)
 
 

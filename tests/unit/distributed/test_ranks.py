@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,40 +15,10 @@ from sharded import expected
 
 torch = pytest.importorskip("torch")
 
-import torch.multiprocessing as mp  # noqa: E402
-
 import ksieve.distributed as ranks  # noqa: E402
 
 LAYOUTS = (ranks.Contiguous(), ranks.Interleaved(1), ranks.Interleaved(7))
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-def worker(rank, world, folder, scenarios):
-    if world > 1:
-        torch.set_num_threads(1)
-    dist = torch.distributed
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    for name in scenarios:
-        globals()[name](rank, world)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def spawn(world, *scenarios):
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(worker, (world, folder, scenarios), world)
-
-
-def test_two_ranks():
-    spawn(2, "every_layout_and_schedule", "options_of_a_call")
-
-
-def test_four_ranks():
-    spawn(4, "without_rows_or_scores", "a_group_of_some_ranks")
-
-
-def test_one_rank_is_a_group_too(tmp_path):
-    worker(0, 1, tmp_path, ("every_layout_and_schedule", "options_of_a_call"))
 
 
 def tensor_of(scores, dtype):
@@ -77,7 +47,7 @@ def check_owned(answer, want, columns, shown=None):
 # ---- scenarios: every rank runs them ------------------------------------------------------------------------
 
 
-def every_layout_and_schedule(rank, world):
+def every_layout_and_schedule(world, rank):
     width, k, rows = 230, 40, 5
     lengths = torch.tensor([230, 100, 39, 0, -3], dtype=torch.int32)
     for number, (layout, dtype) in enumerate((a, b) for a in LAYOUTS for b in DTYPES):
@@ -96,7 +66,7 @@ def every_layout_and_schedule(rank, world):
             assert found.dtype is torch.int32 and torch.equal(found, whole)
 
 
-def options_of_a_call(rank, world):
+def options_of_a_call(world, rank):
     rows, width, k = 6, 150, 30
     for number, layout in enumerate(LAYOUTS):
         scores = scores_of("some_nan" if number else "few_values", rows, width, k)
@@ -145,7 +115,7 @@ def options_of_a_call(rank, world):
         check_owned(ranks.topk(local, lengths, k, layout=layout), want, columns)
 
 
-def without_rows_or_scores(rank, world):
+def without_rows_or_scores(world, rank):
     """A rank without scores takes part; a call without rows ends on every rank; k above every width."""
     x = torch.arange(20, dtype=torch.float32).reshape(2, 10)
     local = x if rank == 0 else x[:, :0]
@@ -159,18 +129,29 @@ def without_rows_or_scores(rank, world):
     assert nothing.tolist() == [[-1] * 3] * 2
 
 
-def a_group_of_some_ranks(rank, world):
+def a_group_of_some_ranks(world, rank):
     dist = torch.distributed
-    group = dist.new_group([1, 3])
-    if rank in (1, 3):
+    group = dist.new_group([0, 2])
+    if rank in (0, 2):
         x = torch.full((2, 5), float(rank))
         plan = ranks.plan(rows=2, width=5, k=4, group=group)
         assert (plan.rank, plan.shape.world) == (rank // 2, 2)
-        assert ranks.topk(x, plan=plan)[1].tolist() == [4 * (rank == 3)] * 2
+        assert ranks.topk(x, plan=plan)[1].tolist() == [4 * (rank == 2)] * 2
         assert ranks.topk(x, k=4, group=group, output="global").tolist() == [[5, 6, 7, 8]] * 2
     else:
         with pytest.raises(ksieve.ArgumentError, match="a process group without this rank"):
             ranks.plan(rows=2, width=5, k=4, group=group)
+
+
+@pytest.mark.parametrize(
+    ("world", "scenario"),
+    [
+        (1, every_layout_and_schedule), (1, options_of_a_call), (2, every_layout_and_schedule), (2, options_of_a_call),
+        (3, without_rows_or_scores), (3, a_group_of_some_ranks),
+    ],
+)  # fmt: skip
+def test_answers_of_ranks(processes, world, scenario):
+    assert processes(world).run(partial(scenario, world), 120) == [None] * world
 
 
 def test_without_a_process_group():
