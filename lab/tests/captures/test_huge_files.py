@@ -88,20 +88,6 @@ def test_lengths_that_nobody_gave_take_no_memory(tmp_path):
             eligible_rows(capture, 1)
 
 
-@pytest.mark.parametrize("most", [None, 3, 1])
-def test_eligible_rows_are_at_equal_spacing(tmp_path, most):
-    from ksieve_lab.study.rows import eligible_rows
-
-    lengths = np.random.default_rng(2).integers(-3, 12, 100).astype(np.int32)
-    with CaptureWriter(tmp_path / "a.safetensors", 100, 9) as writer:
-        writer.write(np.zeros((100, 9), np.float32), lengths)
-    with open_capture(tmp_path / "a.safetensors") as capture:
-        whole = np.flatnonzero(np.clip(lengths, 0, 9) >= 8)
-        wanted = np.round(np.linspace(0, whole.size - 1, most or whole.size)).astype(int)
-        assert eligible_rows(capture, 2, most).tolist() == whole[wanted].tolist()
-        assert capture.valid_scores() == (0, 9, int(np.clip(lengths, 0, 9).sum()))
-
-
 def test_a_tall_capture_is_written_without_its_lengths_in_memory(tmp_path):
     rows = 30_000_000  # 120 MB of lengths
     with CaptureWriter(tmp_path / "a.safetensors", rows, 0) as writer:

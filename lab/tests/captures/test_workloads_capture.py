@@ -130,32 +130,26 @@ def test_blocks_may_have_any_pitch_and_be_ml_dtypes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("block", "message"),
     [
+        ([np.zeros((1, 4), np.float16)], "scores: got dtype float16; takes dtype float32, the capture"),
+        ([np.zeros((1, 5), np.float32)], "scores: got width 5; takes width 4, the capture's"),
+        ([np.zeros(4, np.float32)], "scores: got shape (4,); takes a matrix"),
+        ([np.zeros((4, 4), np.float32)], "scores: got rows up to 4; takes at most the announced 3 rows"),
+        ([[[1.0]]], "scores: got list; takes a NumPy, PyTorch"),
         (
-            lambda w: w.write(np.zeros((1, 4), np.float16)),
-            "scores: got dtype float16; takes dtype float32, the capture",
-        ),
-        (lambda w: w.write(np.zeros((1, 5), np.float32)), "scores: got width 5; takes width 4, the capture's"),
-        (lambda w: w.write(np.zeros(4, np.float32)), "scores: got shape (4,); takes a matrix"),
-        (
-            lambda w: w.write(np.zeros((4, 4), np.float32)),
-            "scores: got rows up to 4; takes at most the announced 3 rows",
-        ),
-        (lambda w: w.write([[1.0]]), "scores: got list; takes a NumPy, PyTorch"),
-        (
-            lambda w: w.write(np.zeros((2, 4), np.float32), np.zeros(2, np.int64)),
-            "lengths: got dtype int64, shape (2,); takes dtype int32, shape (2,)",
+            [np.zeros((2, 4), np.float32), np.zeros(2, np.int64)],
+            "lengths: got dtype int64, shape (2,); takes dtype int32",
         ),
         (
-            lambda w: w.write(np.zeros((2, 4), np.float32), np.zeros(3, np.int32)),
-            "lengths: got dtype int32, shape (3,); takes dtype int32, shape (2,)",
+            [np.zeros((2, 4), np.float32), np.zeros(3, np.int32)],
+            "lengths: got dtype int32, shape (3,); takes dtype int32",
         ),
     ],
 )
-def test_a_block_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, call, message):
+def test_a_block_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, block, message):
     with pytest.raises(ArgumentError) as error, CaptureWriter(tmp_path / "a.safetensors", 3, 4) as writer:
-        call(writer)
+        writer.write(*block)
     assert str(error.value).startswith(message)
     assert list(tmp_path.iterdir()) == []
 
@@ -221,37 +215,20 @@ def test_a_file_cut_before_or_after_it_was_opened(tmp_path):
     assert refused(path).startswith("not a readable .safetensors file (")
 
 
+SQUARE = {"scores": np.zeros((2, 2), np.float32)}
+
+
 @pytest.mark.parametrize(
     ("tensors", "metadata", "message"),
     [
         ({"weight": np.zeros((2, 2), np.float32)}, None, "not a score capture: it holds tensors ['weight']; a capture"),
         ({"scores": np.zeros((2, 2))}, None, "tensor 'scores' has dtype F64; takes F32 or F16 or BF16"),
         ({"scores": np.zeros(4, np.float32)}, None, "tensor 'scores' has shape (4,); takes (rows, width)"),
-        (
-            {"scores": np.zeros((2, 2), np.float32), "lengths": np.zeros(2, np.int64)},
-            None,
-            "tensor 'lengths' has dtype I64; takes I32",
-        ),
-        (
-            {"scores": np.zeros((2, 2), np.float32), "lengths": np.zeros(3, np.int32)},
-            None,
-            "tensor 'lengths' has shape (3,); takes (2,)",
-        ),
-        (
-            {"scores": np.zeros((2, 2), np.float32)},
-            {"ksieve_capture": "2"},
-            "capture format version '2'; this ksieve reads 1",
-        ),
-        (
-            {"scores": np.zeros((2, 2), np.float32)},
-            {"ksieve_capture": "1", "kind": "factors"},
-            "metadata says kind 'factors', its tensors say 'scores'",
-        ),
-        (
-            {"scores": np.zeros((2, 2), np.float32)},
-            {"ksieve_capture": "1", "topk": "many"},
-            "metadata 'topk' is 'many'; takes an int from 1 to 1048576",
-        ),
+        (SQUARE | {"lengths": np.zeros(2, np.int64)}, None, "tensor 'lengths' has dtype I64; takes I32"),
+        (SQUARE | {"lengths": np.zeros(3, np.int32)}, None, "tensor 'lengths' has shape (3,); takes (2,)"),
+        (SQUARE, {"ksieve_capture": "2"}, "capture format version '2'; this ksieve reads 1"),
+        (SQUARE, {"ksieve_capture": "1", "kind": "factors"}, "metadata says kind 'factors', its tensors say 'scores'"),
+        (SQUARE, {"ksieve_capture": "1", "topk": "many"}, "metadata 'topk' is 'many'; takes an int from 1 to 1048576"),
     ],
 )
 def test_safetensors_that_are_no_capture(tmp_path, tensors, metadata, message):

@@ -192,15 +192,12 @@ def test_indices_carry_no_gradient():
     ("call", "message"),
     [
         ({"k": 0}, "k: got 0; takes an int"),
-        ({"k": None}, "k: got None"),
         ({"lengths": LENGTHS[:3]}, r"lengths: got shape \(3,\); takes shape \(6,\)"),
         ({"lengths": LENGTHS.astype(np.float32)}, "lengths: got dtype float32; takes dtype int32"),
         ({"lengths": [1, 2]}, r"lengths: got list; .*jax\.numpy\.asarray\(lengths\) first"),
         ({"num_rows": True}, "num_rows: got bool"),
         ({"num_rows": 3.0}, "num_rows: got float"),
         ({"next_n": 4}, "next_n: got 4; takes a divisor"),
-        ({"sorted": "up"}, "sorted: got 'up'"),
-        ({"page_size": 16}, "page_size: got a value without page_table"),
         ({"out": np.zeros((ROWS, K), np.int32)}, "out: got numpy.ndarray; takes nothing while JAX traces"),
         ({"values_out": SCORES}, "values_out: .* takes nothing while JAX traces"),
         ({"workspace": 5}, "workspace: got int; takes nothing while JAX traces"),
@@ -286,9 +283,8 @@ def test_a_process_ends_while_programs_run():
         "jax.block_until_ready(select(jnp.ones((64, 20000))))\n"
         "left = [select(jnp.ones((64, 20000)) * i) for i in range(8)]\n"
     )
-    for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-        assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_another_thread_may_be_importing_jax(monkeypatch):

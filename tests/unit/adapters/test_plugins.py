@@ -61,10 +61,7 @@ heavy = ("torch", "numba", "ksieve.adapters.vllm", "ksieve.adapters.plugins")
 print(sorted(name for name in heavy if name in sys.modules))
 print(len([finder for finder in sys.meta_path if "ksieve.adapters" in type(finder).__module__]))
 """
-    expected = ("['ksieve.adapters.plugins']\n0\n", "")
-    assert run(code) == expected
-    assert run(code, KSIEVE_VLLM="0", KSIEVE_SGLANG="") == expected
-    assert run(code, KSIEVE_VLLM="false", KSIEVE_SGLANG="Off") == expected
+    assert run(code, KSIEVE_VLLM="0") == ("['ksieve.adapters.plugins']\n0\n", "")
 
 
 def test_vllm_s_loader_switches_it_on_in_every_process(run):
