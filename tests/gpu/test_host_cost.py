@@ -10,6 +10,7 @@ import torch
 
 import ksieve
 from gpu import runner
+from ksieve import dispatch
 from ksieve.adapters import flashinfer, sglang, vllm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
@@ -48,10 +49,11 @@ def engines(scores, lengths, out):
     }
     for call in calls.values():
         call()
-    return {name: cost(call) for name, call in calls.items()}
+    return calls
 
 
-def test_an_eager_call_with_a_ready_plan(tally):
+def test_an_eager_call_with_a_ready_plan(tally, monkeypatch):
+    """Costs are recorded; what is asserted is that no argument of a repeated call is parsed again."""
     # So small that the device is never the slower one.
     scores = torch.randn(4, 1024, device="cuda")
     lengths = torch.full((4,), 1000, dtype=torch.int32, device="cuda")
@@ -64,14 +66,13 @@ def test_an_eager_call_with_a_ready_plan(tally):
         found[family] = cost(lambda p=plan, w=workspace: ksieve.topk(scores, lengths, plan=p, out=out, workspace=w))
     ksieve.topk(scores, lengths, 16)
     found["without plan, workspace and out"] = cost(lambda: ksieve.topk(scores, lengths, 16))
-    found["attributes of three tensors"] = read = cost(lambda: attributes(scores, lengths, out))
+    found["attributes of three tensors"] = cost(lambda: attributes(scores, lengths, out))
     found["torch.topk"] = cost(lambda: torch.topk(scores, 16, sorted=False))
-    found |= engines(scores, lengths, out)
+    ready = engines(scores, lengths, out)
+    found |= {name: cost(call) for name, call in ready.items()}
     tally.facts["host_cost"] = found
-    # Microseconds where the attributes take 7: the machine's own speed sets the scale. Without a fast path calls take
-    # ten times as long. New outputs are PyTorch's to make.
-    scale = max(read["min_us"] / 7, 1)
-    limits = {"resident_block": 12, "stream_unsampled": 12, "vllm decode": 12}
-    limits |= dict.fromkeys(("vllm prefill", "sglang pages", "sglang pools"), 16)
-    slow = {name: found[name] for name, limit in limits.items() if found[name]["min_us"] > limit * scale}
-    assert not slow, found
+    monkeypatch.setattr(dispatch.calls, "parse", lambda *_, **__: pytest.fail("parsed again"))
+    ksieve.topk(scores, lengths, plan=plan, out=out, workspace=workspace)
+    for name, call in ready.items():
+        if name != "flashinfer values":  # new values of each call
+            call()

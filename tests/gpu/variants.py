@@ -121,6 +121,8 @@ def small_storage(plan: Plan, shared: int, spill: int = 0) -> Plan:
 
 def overflowing(plan: Plan, shared: int = 256) -> Plan:
     """The same with a spill for as many where the family has one."""
+    if plan.family == "resident_cluster" and plan.stages * plan.threads < 512:
+        shared = 1024  # the counts of a cluster (kernels/resident/cluster_scope.cuh) have no room in such a ring
     return small_storage(plan, shared, 256 if plan.family in QUEUED else 0)
 
 
