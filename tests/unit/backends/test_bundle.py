@@ -1,4 +1,7 @@
-"""Bundles of compiled kernels: what is used, what is refused and how, and what a process needs besides one."""
+"""Bundles of compiled kernels: what is used, what is refused and how.
+
+What a process needs besides one is proved in test_cuda_driver.py, with the real bindings of the driver.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,10 @@ import json
 import logging
 import os
 import random
-import subprocess
-import sys
 import zipfile
 from dataclasses import replace
 
 import pytest
-from conftest import ROOT
 
 from ksieve.backends import code_cache
 from ksieve.backends.cuda.jit import bundle, cache
@@ -216,68 +216,3 @@ def test_fuzz_of_damaged_bundles(named):
             assert bundle.obtain(SPEC) == (cubin_of(SPEC), False)
         except BackendError as error:
             assert str(error).startswith("KSIEVE_BUNDLE: ") and "unset KSIEVE_BUNDLE" in str(error)
-
-
-# ---- a process that has nothing else -------------------------------------------------------------------------
-
-SERVE = """
-import os, sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("cuda", "numba", "torch", "filelock"):
-            raise ImportError(f"No module named {name!r}")
-
-sys.meta_path.insert(0, Blocked())
-import numpy as np
-import ksieve
-from cuda_fakes import FakeArray, FakeDriver
-from ksieve.backends.cuda.runtime import driver as cuda_driver
-
-class Driver(FakeDriver):
-    def load(self, code, entry, shared_bytes, *, clusters=False):
-        print(entry, len(code))
-        return super().load(code, entry, shared_bytes, clusters=clusters)
-
-cuda_driver._instance = Driver()
-scores = np.random.default_rng(3).standard_normal((4, 3000), dtype=np.float32)
-out = FakeArray(np.full((4, 64), -7, np.int32))
-ksieve.topk(FakeArray(scores), k=64, out=out)
-assert ksieve.verify(scores, None, out.array, k=64).ok
-"""
-
-
-def serve(tmp_path, path):
-    """Select in a process whose home cannot be written, without any compiler."""
-    (tmp_path / "file").touch()
-    home = str(tmp_path / "file" / "home")
-    paths = os.pathsep.join(str(ROOT / part) for part in ("src", "tests", "tests/support"))
-    gone = ("KSIEVE_CACHE_DIR", "XDG_CACHE_HOME")
-    kept = {name: value for name, value in os.environ.items() if name not in gone}
-    return subprocess.run(
-        [sys.executable, "-B", "-c", SERVE],
-        env=kept | {"HOME": home, "TMPDIR": home, "PYTHONPATH": paths, "KSIEVE_BUNDLE": str(path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-
-
-@pytest.fixture
-def served(tmp_path):
-    """The bundle of the only kernel that `SERVE` needs."""
-    from ksieve.backends.cuda.jit import build
-    from ksieve.planning.devices import DEVICES
-
-    wanted = build.needed(DEVICES["h200"], rows=[4], widths=[3000], ranks=[64], unplanned=True)
-    return write(tmp_path / "kernels.zip", *wanted)
-
-
-def test_a_process_without_compilers_and_a_read_only_home_selects(tmp_path, served):
-    ran = serve(tmp_path, served)
-    (kernel,) = bundle.read(served).kernels
-    entry = kernel.partition("/")[2].partition("-")[0]
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.split()[0] == entry
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kernels.zip"]

@@ -167,15 +167,6 @@ def test_every_fact_is_compared(tmp_path, compiles, fact):
     assert not obtain(tmp_path / "c")
 
 
-def test_an_entry_at_the_place_of_another_is_not_taken(tmp_path):
-    obtain(tmp_path / "c", SPEC)
-    (one,) = files(tmp_path / "c")
-    obtain(tmp_path / "c", OTHER)
-    (other,) = set(files(tmp_path / "c")) - {one}
-    other.write_bytes(one.read_bytes())
-    assert obtain(tmp_path / "c", OTHER) and not obtain(tmp_path / "c", SPEC)
-
-
 HOSTILE = {
     "empty": lambda p: p.write_bytes(b""),
     "truncated": lambda p: p.write_bytes(p.read_bytes()[:-7]),

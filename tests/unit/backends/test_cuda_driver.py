@@ -11,10 +11,9 @@ import pytest
 from conftest import ROOT, cuda_devices
 
 import ksieve
-from ksieve.backends.cuda.jit import bundle
+from ksieve.backends.cuda.jit import build, bundle
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin
-from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 
@@ -81,7 +80,7 @@ def test_device_facts(stub):
 WITHOUT_A_COMPILER = """
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith(("cuda.core", "cuda.bindings.nvrtc", "numba", "torch")):
+        if name.startswith(("cuda.core", "cuda.bindings.nvrtc", "numba", "torch", "filelock")):
             raise ImportError(f"No module named {name!r}")
 sys.meta_path.insert(0, Blocked())
 import importlib
@@ -92,14 +91,17 @@ importlib.reload(cache)
 
 @pytest.mark.parametrize("family", ["stream_unsampled", "stream_split"])
 def test_a_bundle_needs_the_driver_alone(stub, tmp_path, family):
-    """With NVIDIA's bindings of the driver, and neither NVRTC nor cuda-core."""
-    plan = ksieve.plan(rows=3, width=20_000, k=512, device=DEVICES["h200"], family="stream_unsampled")
-    kernels = {kernel_spec(plan, arch="sm_90a"): Cubin(b"\x7fELF", "")}
+    """With NVIDIA's bindings of the driver, neither NVRTC nor cuda-core, and a home that cannot be written."""
+    wanted = build.needed(DEVICES["h200"], rows=[3], widths=[20_000], ranks=[512], families=["stream_unsampled"])
+    kernels = {spec: Cubin(b"\x7fELF", "") for spec in wanted}
     bundle.write(tmp_path / "kernels.zip", kernels, compiler.shipped_sources(), "nvrtc 13.0")
-    body = f"{WITHOUT_A_COMPILER}select('{family}')"
-    lines = stub(body, KSIEVE_BUNDLE=str(tmp_path / "kernels.zip"), KSIEVE_CACHE_DIR=str(tmp_path / "cache"))
-    if family == plan.family:
-        assert any(line.startswith("launch") for line in lines) and not (tmp_path / "cache").exists()
+    (tmp_path / "file").touch()
+    home = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(tmp_path / "file" / "home"))
+    bound = {"KSIEVE_BUNDLE": str(tmp_path / "kernels.zip"), "KSIEVE_CACHE_DIR": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    lines = stub(f"{WITHOUT_A_COMPILER}select('{family}')", **home, **bound)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kernels.zip"]
+    if family == "stream_unsampled":
+        assert any(line.startswith("launch") for line in lines)
     else:
         assert lines[-1].startswith("refused: the CUDA backend needs") and "has no kernel" in lines[-1]
         assert "pip install 'ksieve[cuda12]'" in lines[-1], "which fits a driver of CUDA 12.8"

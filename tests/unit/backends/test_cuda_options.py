@@ -12,7 +12,8 @@ from cases import OPTION_CASES, build_call, options_of
 from cuda_fakes import FakeArray, fake_backend, make_plan, plan_of
 from ksieve import Options
 from ksieve.backends.cuda import arrays, call
-from ksieve.backends.cuda.jit import spec
+from ksieve.backends.cuda.jit import build, cache, spec
+from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.runtime import launch
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning import memory
@@ -115,6 +116,13 @@ def test_plain_plans_are_what_they_were():
     for options in (Options(overlap=True), Options(windows="ends"), Options(values=True), Options(tie_break="low")):
         made = ksieve.plan(rows=128, width=131_072, k=2048, device=H200, options=options)
         assert replace(made, problem=plain.problem) == plain
+
+
+def test_a_call_without_a_plan_loads_what_a_build_for_its_shape_makes(driver, monkeypatch):
+    loaded = set()
+    monkeypatch.setattr(cache, "obtain", lambda spec, *_: (loaded.add(spec), (Cubin(b"code", ""), True))[1])
+    ksieve.topk(FakeArray(np.ones((4, 3000), np.float32)), k=64, out=FakeArray(np.zeros((4, 64), np.int32)))
+    assert loaded and loaded <= build.needed(H200, rows=[4], widths=[3000], ranks=[64], unplanned=True).keys()
 
 
 def test_workspaces_of_other_layouts_are_not_shared(driver, monkeypatch):
