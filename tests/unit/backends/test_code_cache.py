@@ -206,6 +206,16 @@ def test_whatever_is_damaged_is_compiled_again_replaced_and_said_once(tmp_path, 
     assert store.clear() == 1 and list(store.entries()) == []
 
 
+def test_clear_removes_entries_and_leftovers_alone(tmp_path):
+    store = code_cache.Store("cuda", tmp_path)
+    assert store.clear() == 0 and list(store.entries()) == []
+    obtain(tmp_path)
+    (store.folder / ".partial-dead").mkdir()
+    (store.folder / "mine.txt").write_text("keep")
+    assert store.clear() == 2
+    assert [path.name for path in store.folder.iterdir()] == ["mine.txt"]
+
+
 # ---- where it cannot be written ----------------------------------------------------------------------------
 
 
