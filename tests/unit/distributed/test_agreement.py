@@ -219,10 +219,6 @@ def raise_memory_error(*_, **__):
     raise MemoryError("none is left")
 
 
-def die(*_, **__):
-    os._exit(1)
-
-
 def test_widths_and_calls_are_compared(processes):
     check(processes(2), "width", NAMED, with_other_widths)
     said = str(check(processes(2), "plan", NAMED, in_other_calls)[0])
@@ -235,23 +231,6 @@ def test_a_rank_that_fails_behind_its_checks(processes, planned):
     assert isinstance(odd, MemoryError)
     assert str(first) == str(last) == "this call cannot be made on all ranks; rank 1: MemoryError: none is left"
     assert processes(3).run(good_call) == [[K * (rank == 0)] * ROWS for rank in range(3)]
-
-
-def die_at_once(rank):
-    plan = ranks.plan(rows=ROWS, width=WIDTH, k=K)
-    return die() if rank == 1 else ranks.topk(scores(), plan=plan)
-
-
-@pytest.mark.parametrize(
-    ("world", "call"),
-    [(2, die_at_once), (3, partial(with_a_fault, False, die))],
-    ids=["with a plan", "behind its checks"],
-)
-def test_a_rank_that_dies(processes, world, call):
-    """The error of the others is that of the process group."""
-    answers = processes(world).run(call)
-    assert answers.pop(1) is None
-    assert all(isinstance(answer, RuntimeError) for answer in answers), answers
 
 
 def without_one(rank):
@@ -346,3 +325,27 @@ def test_over_nccl_ranks_that_disagree_have_no_answer(processes, schedule, odd, 
         assert first == third == good
         fails = rank == 1 and ("local_scores" in odd[1] or odd[1].get("next_n") == 3)
         assert second == ((next(iter(odd[1])), None, True) if fails else ([-1] * ROWS, [0] * ROWS, True))
+
+
+# ---- ranks that die: last, since their processes are started again ---------------------------------------------
+
+
+def die(*_, **__):
+    os._exit(1)
+
+
+def die_at_once(rank):
+    plan = ranks.plan(rows=ROWS, width=WIDTH, k=K)
+    return die() if rank == 1 else ranks.topk(scores(), plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("world", "call"),
+    [(2, die_at_once), (3, partial(with_a_fault, False, die))],
+    ids=["with a plan", "behind its checks"],
+)
+def test_a_rank_that_dies(processes, world, call):
+    """The error of the others is that of the process group."""
+    answers = processes(world).run(call)
+    assert answers.pop(1) is None
+    assert all(isinstance(answer, RuntimeError) for answer in answers), answers
