@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 
@@ -12,7 +13,7 @@ from ksieve.core.errors import BackendError
 from ksieve.core.keys import BIN_CUTOFF_KEY, coarse_bin, order_key
 from ksieve.core.policy import PAPER_128, QUADS_16, SamplingPolicy
 from ksieve.model import reference
-from ksieve_lab.study import ranked, views
+from ksieve_lab.study import ranked, theory, views
 from ksieve_lab.study.views import UNUSABLE, realised_ranks, regular_view
 
 
@@ -170,3 +171,34 @@ def test_cuda_without_a_gpu_names_the_remedy(monkeypatch):
     with pytest.raises(BackendError, match=r"pip install 'ksieve\[torch\]'"):
         ranked.require_cuda()
     assert isinstance(torch, types.ModuleType)
+
+
+# ---- formulas against brute force ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "samples"), [(5, 1), (6, 3), (7, 7), (8, 5), (9, 4)])
+def test_exchangeable_moments_are_those_of_every_subset(length, samples):
+    subsets = np.array(list(itertools.combinations(range(1, length + 1), samples)))
+    for q in range(1, samples + 1):
+        ranks = subsets[:, q - 1]  # combinations are ascending: the q-th smallest rank is the q-th largest score
+        assert theory.exchangeable_mean(q, length, samples) == pytest.approx(ranks.mean(), rel=1e-12)
+        assert theory.exchangeable_variance(q, length, samples) == pytest.approx(ranks.var(), rel=1e-12, abs=1e-12)
+        for requested in (1, length):
+            wanted = ((ranks - requested) ** 2).mean()
+            assert theory.exchangeable_square_error(q, length, samples, requested) == pytest.approx(wanted, rel=1e-12)
+        for k in range(1, length + 1):
+            wanted = (ranks < k).mean()
+            assert theory.underfill_probability(k, q, length, samples) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+def test_tail_of_one_gap_is_one_more_score():
+    for p in (0.05, 0.5, 0.95):
+        assert theory.tail_quantile(2048, [1.0], p) == [2049]
+    assert theory.tail_mean(2048, [1.0]) == [2049]
+
+
+def test_tail_quantiles_are_those_of_the_geometric_law_by_summation():
+    k, eps = 10, 8.0
+    cumulative = np.cumsum((1 / eps) * (1 - 1 / eps) ** np.arange(400))
+    for p in (0.05, 0.3, 0.5, 0.95, 0.999):
+        assert theory.tail_quantile(k, eps, p) == k + 1 + int(np.searchsorted(cumulative, p))

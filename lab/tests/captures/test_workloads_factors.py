@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -10,6 +12,9 @@ import safetensors.numpy
 from conftest import ROOT
 
 from ksieve.core.errors import ArgumentError, FileFormatError
+from ksieve.core.policy import POLICIES
+from ksieve.core.stats import Route
+from ksieve.model import reference
 from ksieve_lab.captures import factors
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.writer import write_factors
@@ -237,3 +242,36 @@ def test_the_example_is_small_complete_and_says_what_it_is():
         assert len(np.unique(scores[0])) > 50_000
         assert 0 < (scores == 0).mean() < 0.05
         assert factors.dot_is_exact(factors._grid(capture._q[:2]), factors._grid(capture._keys), 64)
+
+
+# ---- the pages on captures ----------------------------------------------------------------------------------
+
+
+DOC = "".join(
+    (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("guide/captures.md", "reference/capture-format.md")
+)
+
+
+def test_its_programs_write_readable_captures(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    programs = re.findall(r"```python\n(.*?)```", DOC, flags=re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        exec(compile(program, "docs/guide/captures.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1] == "2 (1, 100000) [90000]"
+    with open_capture("four_rows.safetensors") as capture:
+        assert (capture.rows, capture.width, capture.k, capture.kind) == (4, 5000, 512, "scores")
+        assert capture.lengths.tolist() == [5000, 4000, 3000, 2000]
+        expected = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32)
+        assert np.array_equal(capture.rows_block(0, 4), expected)
+
+
+def test_the_bundled_capture_takes_every_route():
+    with open_capture(EXAMPLE) as capture:
+        scores, lengths = capture.rows_block(0, capture.rows), capture.lengths
+    routes = Counter()
+    for policy in ("paper-64", "paper-128"):
+        _, stats = reference.select(scores, lengths, 2048, policy=POLICIES[policy])
+        routes.update(Route(r) for r in stats.route)
+    assert routes.keys() == {Route.CERTIFIED, Route.RESCUED, Route.RECOVERED, Route.RECOVERED_AFTER_BAND}
+    assert routes[Route.CERTIFIED] > 240
