@@ -78,27 +78,25 @@ def test_variables_that_keep_ksieve_off(monkeypatch):
         assert plugins.switched_on("vllm") is on
 
 
-def test_an_engine_whose_import_fails(tmp_path):
-    (tmp_path / "sgl_kernel.py").write_text("raise OSError('no driver')", encoding="utf-8")
-    code, out, _ = doctor("--for", "sglang", engines=str(tmp_path))
-    assert code == 2
-    assert out.count("CANNOT be imported: sgl_kernel: OSError: no driver") == 3
+NOTHING = "vllm._custom_ops registered nothing in torch.ops._C, as without a GPU"
+"""Of vLLM on a machine without a GPU: its modules can be imported, and register no operators."""
 
 
-def test_an_extension_that_is_not_loaded_is_no_version_without_operators(tmp_path):
-    """vLLM on a machine without a GPU: its modules can be imported, and register no operators."""
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "_custom_ops.py").write_text("import torch", encoding="utf-8")
-    code, out, _ = doctor("--for", "vllm", engines=str(tmp_path))
-    assert code == 2
-    assert "CANNOT be imported: vllm._custom_ops registered nothing in torch.ops._C, as without a GPU" in out
-    assert "torch.ops._C.persistent_topk  not in" not in out
-
-
-def test_an_engine_that_is_not_there(tmp_path):
-    code, out, err = doctor("--for", "flashinfer", engines=str(tmp_path))
-    assert (code, out) == (2, "")
-    assert "not installed in this Python environment: flashinfer" in err
+@pytest.mark.parametrize(
+    ("engine", "module", "code", "said"),
+    [
+        ("sglang", "sgl_kernel.py", "raise OSError('no driver')", "CANNOT be imported: sgl_kernel: OSError: no driver"),
+        ("vllm", "vllm/_custom_ops.py", "import torch", f"CANNOT be imported: {NOTHING}"),
+        ("flashinfer", "another.py", "", "not installed in this Python environment: flashinfer"),
+    ],
+)
+def test_an_engine_that_cannot_be_used(tmp_path, engine, module, code, said):
+    (tmp_path / module).parent.mkdir(exist_ok=True)
+    (tmp_path / module).write_text(code, encoding="utf-8")
+    code, out, err = doctor("--for", engine, engines=str(tmp_path))
+    assert code == 2 and said in out + err
+    assert bool(out) == (engine != "flashinfer") and out.count("OSError: no driver") in (0, 3)
+    assert "torch.ops._C.persistent_topk  not in" not in out, "no version without operators"
 
 
 def test_entry_points_are_those_that_the_engines_load():
