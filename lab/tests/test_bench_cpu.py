@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -244,10 +245,9 @@ def test_environment_names_software_and_machine_but_no_place():
     assert facts["cpu"]["model"]
     assert facts["commit"] is None or re.fullmatch(r"[0-9a-f]{40}", facts["commit"])
     assert "/" not in facts["command"]
-    assert (
-        record.command_line(["x.py", "--scores", "factors:/data/set/f.safetensors"])
-        == "x.py --scores factors:f.safetensors"
-    )
+    asked = ["x.py", "--scores", "factors:/data/set/f.safetensors", "--out", "/tmp/out", "C:\\x"]
+    quoted = "x" if os.name == "nt" else "'C:\\x'"
+    assert record.command_line(asked) == f"x.py --scores factors:f.safetensors --out out {quoted}"
     assert record.command_line(["/a/b/ksieve", "bench", "cpu", "../c/rows.safetensors", "--k", "5"]) == (
         "ksieve bench cpu rows.safetensors --k 5"
     )

@@ -1,11 +1,27 @@
-"""Tensors of every kind and layout, and the comparison of a selection with that of `torch.topk`."""
+"""Tensors of every kind and layout, the comparison of a selection with that of `torch.topk`, and compiled calls."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 SPECIAL = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1.0, -1.0)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function):
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def vector(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
 
 
 def numbers(rng, shape, dtype, kind):

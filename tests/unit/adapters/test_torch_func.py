@@ -9,15 +9,10 @@ torch = pytest.importorskip("torch")
 import ksieve  # noqa: E402
 from ksieve import dispatch  # noqa: E402
 from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
+from torch_cases import compiled, fresh_dynamo, vector  # noqa: E402
 
+__all__ = ["fresh_dynamo"]
 K, ROWS, WIDTH = 8, 4, 48
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def ours(x):
@@ -30,10 +25,6 @@ def theirs(x):
 
 def cubes(select):
     return lambda x: (select(x) ** 3).sum()
-
-
-def compiled(function):
-    return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
 def tangents(x):
@@ -76,10 +67,6 @@ def test_a_compiled_program_has_the_gradient_without_a_graph_break():
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
     wanted = torch.autograd.grad(cubes(theirs)(x * 2), x)
     assert torch.equal(torch.autograd.grad(compiled(lambda x: cubes(ours)(x * 2))(x), x)[0], wanted[0])
-
-
-def vector(*numbers):
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 CALLS = {

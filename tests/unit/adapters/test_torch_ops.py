@@ -11,7 +11,9 @@ import ksieve  # noqa: E402
 from ksieve.core.errors import ArgumentError  # noqa: E402
 from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
 from ksieve.frontends.torch import select as torch_select  # noqa: E402
+from torch_cases import compiled, fresh_dynamo, vector  # noqa: E402
 
+__all__ = ["fresh_dynamo"]
 K = 8
 plans_traced = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12),
@@ -24,17 +26,6 @@ def rows():
     rng = np.random.default_rng(3)
     scores = rng.permuted(np.arange(4 * 3000, dtype=np.float32)).reshape(4, 3000)
     return torch.from_numpy(scores), torch.tensor([3000, 5, 0, 100], dtype=torch.int32)
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def compiled(function):
-    return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
 def same_sets(a, b):
@@ -126,10 +117,6 @@ def test_a_compiled_program_keeps_the_checks_of_the_run(rows):
 
 
 # ---- options -----------------------------------------------------------------------------------------------
-
-
-def vector(*numbers):
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 def equal_answers(found, want):

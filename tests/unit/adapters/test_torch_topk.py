@@ -9,16 +9,10 @@ torch = pytest.importorskip("torch")
 
 import ksieve.torch  # noqa: E402
 from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
-from torch_cases import assert_alike, numbers, strided  # noqa: E402
+from torch_cases import assert_alike, fresh_dynamo, numbers, strided  # noqa: E402
 
+__all__ = ["fresh_dynamo"]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("largest", [True, False], ids=["largest", "smallest"])
