@@ -86,16 +86,6 @@ def test_a_printed_command_can_be_run():
     assert found == "ksieve bench decode --peers 'a b,c d' --out benchmarks/results"
 
 
-def test_the_readme_quotes_result_files():
-    page = specs.readme(FILES)
-    operator = next(file.payload for file in FILES if file.stem == "gpu-operator-k2048")
-    own = operator["results"]["of_floor"]["ksieve"]
-    assert f"The geometric mean is {own['geometric_mean']:.3f} (target 0.92: met)" in page
-    assert f"| {operator['results']['shapes'][0]['selectors']['ksieve']['of_floor']:.3f} |" in page
-    case = next(file.payload for file in FILES if file.stem == "cpu-2-threads")["results"]["compared"][0]
-    assert f"| {case['median_seconds']['ksieve'] * 1e3:.2f} ms |" in page and f"| {case['rate_of_max']:.2f} |" in page
-
-
 def test_published_times_match_the_device_the_rank_and_the_lengths(tmp_path):
     shape = {"rows": 8, "width": 9}
     payload = {"environment": ENVIRONMENT, "results": {"shapes": [shape]},
