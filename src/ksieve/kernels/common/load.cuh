@@ -91,8 +91,11 @@ __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
 
 // Returns a row; loads its length, or its window.
 __device__ __forceinline__ Row load_row(const Params& p, int id) {
-  if constexpr (kWindows) return others_of(load_entries<Row>(p, id));
-  return row_of(p, id, length_of(p, id));
+  if constexpr (kWindows) {
+    return others_of(load_entries<Row>(p, id));
+  } else {
+    return row_of(p, id, length_of(p, id));
+  }
 }
 
 // Returns a row at its full width, for loads before its length is known. Not for windows.
