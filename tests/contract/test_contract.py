@@ -1120,6 +1120,7 @@ def test_slots_that_are_not_used_need_not_be_written(backend):
 @pytest.mark.parametrize("layout", [distributed.Contiguous(), distributed.Interleaved(64)], ids=str)
 def test_any_number_of_ranks_gives_the_same(layout):
     """In the simulator; tests/unit/distributed runs processes, and their faults."""
+    pytest.importorskip("torch")
     lengths = np.array([700, 30, 0, 699], np.int32)
     for family, dtype in zip(("few_values", "some_nan", "random_bits"), DTYPES, strict=True):
         scores = scores_of(family, 4, 700, 90, dtype)

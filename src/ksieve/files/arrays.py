@@ -137,7 +137,8 @@ def load_array(path: str | os.PathLike[str], name: str | None = None, *, prefer:
         with readable(path, ".npz"), np.load(path, allow_pickle=False) as archive:
             return np.asarray(archive[pick(path, dict.fromkeys(archive.files, ""), name, prefer)])
     if path.suffix in (".pt", ".pth"):
-        return _load_torch(path, name, prefer)
+        with readable(path, "torch"):
+            return _load_torch(path, name, prefer)
     if is_npy(path):
         if name is not None:
             raise ArgumentError("name", repr(name), f"nothing: {path} holds a single array")
@@ -164,10 +165,9 @@ def _load_torch(path: Path, name: str | None, prefer: str) -> Array:
         import torch
     except ImportError as error:
         raise BackendError(f"{path}: reading a torch file needs PyTorch: pip install 'ksieve[torch]'") from error
-    with readable(path, "torch"):
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-        if isinstance(loaded, dict):
-            tensors = {str(key): each for key, each in loaded.items() if isinstance(each, torch.Tensor)}
-            loaded = tensors[pick(path, dict.fromkeys(tensors, ""), name, prefer)]
-        array: Array = loaded.numpy()
-        return array
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(loaded, dict):
+        tensors = {str(key): each for key, each in loaded.items() if isinstance(each, torch.Tensor)}
+        loaded = tensors[pick(path, dict.fromkeys(tensors, ""), name, prefer)]
+    array: Array = loaded.numpy()
+    return array
