@@ -32,18 +32,19 @@ def windows(options: Options, rows: int, width: int, *, lengths: Any = None, sta
     """
     row = np.arange(rows, dtype=np.int64)
     later = options.next_n - 1 - row % options.next_n
-    begin = np.zeros(rows, np.int64) if starts is None else _clamped(starts, 0, width)
+    begin = np.zeros(rows, np.int64) if starts is None else clamped(np.asarray(starts, np.int64), 0, width)
     if lengths is None:
         end = width - later
     else:
         # Clamped first, so that no 64-bit length wraps below.
-        entries = _clamped(lengths, -1, width + options.next_n)
+        entries = clamped(np.asarray(lengths, np.int64), -1, width + options.next_n)
         end = entries[row // options.next_n] - later
         if options.windows != "ends":
             end = begin + np.maximum(end, 0)
     return begin, np.minimum(np.maximum(end, begin), width) - begin
 
 
-def _clamped(numbers: Any, least: int, most: int) -> I64:
-    # np.clip takes three times as long on a few rows.
-    return np.minimum(np.maximum(np.asarray(numbers, np.int64), least), most)
+def clamped(numbers: NDArray[Any], least: int, most: int) -> NDArray[Any]:
+    """Limit numbers to [least, most]: np.clip takes three times as long on a few rows."""
+    found: NDArray[Any] = np.minimum(np.maximum(numbers, least), most)
+    return found

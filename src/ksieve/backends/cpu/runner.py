@@ -25,6 +25,7 @@ from ksieve.core.options import Options
 from ksieve.core.policy import PEAK, SamplingPolicy
 from ksieve.core.ranking import Ranking
 from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.core.windows import clamped
 from ksieve.model import gathering, reference
 from ksieve.model.epilogue import Finish, filled
 from ksieve.model.gathering import Gathered
@@ -95,8 +96,7 @@ def run(
     int32, shape (rows, k)): every slot is written; last stride 1, any row pitch.
     """
     rows, width = scores.shape
-    # np.clip takes three times as long on a few rows.
-    valid = np.ascontiguousarray(np.minimum(np.maximum(lengths, 0), width), dtype=np.int32)
+    valid = np.ascontiguousarray(clamped(lengths, 0, width), dtype=np.int32)
     select, raw = _selector(plan, scores, valid, return_stats)
     slots = placed(out)
     _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width, scores)
