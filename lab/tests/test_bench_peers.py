@@ -29,7 +29,7 @@ def libraries(fakes, monkeypatch):
     """Every library, faked; what was asked of them."""
     asked, best = SimpleNamespace(algorithms=set(), plans=0), fakes.best
     sglang_topk = importlib.import_module(SGLANG)
-    plan, ragged = sglang_topk.plan_topk_v2, sglang_topk.topk_transform_ragged_v2
+    plan = sglang_topk.plan_topk_v2
 
     def record(name, *arguments):
         if name == "ragged_transform":
@@ -40,16 +40,12 @@ def libraries(fakes, monkeypatch):
         asked.plans += 1
         return plan(*arguments, **options)
 
-    def unwritten(scores, *arguments, **options):  # the fake writes to its scores, from which other peers select
-        ragged(scores.clone(), *arguments, **options)
-
     def cooperative(logits, lengths, output, workspace, k, max_seq_len):
         assert logits.shape[0] <= 64 and logits.stride(0) % 4 == 0 and workspace.dtype == torch.uint8
         torch.ops._C.persistent_topk(logits, lengths, output, workspace, k, max_seq_len)
 
     monkeypatch.setattr(fakes, "best", record)
     monkeypatch.setattr(sglang_topk, "plan_topk_v2", count)
-    monkeypatch.setattr(sglang_topk, "topk_transform_ragged_v2", unwritten)
     monkeypatch.setattr(torch.ops._C, "cooperative_topk", cooperative, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.delenv("FLASHINFER_TOPK_ALGO", raising=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ksieve.adapters._operators import Operator
 from ksieve.core.errors import ArgumentError, KsieveError
-from ksieve.planning.tune import timing
+from ksieve.planning.tune import tasks, timing
 from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 from ksieve.planning.tune.timing import Contender
 from ksieve_lab.bench.startup import without_folders
@@ -250,19 +250,24 @@ def planned(operator: Operator, made: Inputs) -> Inputs:
 def contender_of(
     name: str, operator: Operator, call: Call, run: Callable[[Any, dict[str, Any]], Any], inputs: Sequence[Inputs]
 ) -> Contender:
-    """Contender that calls ``run(matrix, arguments)``, whose answers are verified."""
+    """Contender that calls ``run(matrix, arguments)``, whose answers are verified.
+
+    An operator that writes to its scores gets copies, fresh ones whenever it is judged: other contenders, and the
+    verifier, read the matrices too.
+    """
     from ksieve.adapters._signatures import known, names_of
     from ksieve.adapters._verify import _answer
     from ksieve.checking.verify import verify
 
     first, arguments = names_of(known(operator)[0])[0], [call.arguments(each) for each in inputs]
+    matrices = [_copied(each.matrix) if first in operator.writes else each.matrix for each in inputs]
     returned: list[Any] = [None] * len(inputs)
 
     def select(i: int) -> None:
-        returned[i] = run(inputs[i].matrix, arguments[i])
+        returned[i] = run(matrices[i], arguments[i])
 
     def answer(i: int) -> Any:
-        return _answer(operator, {first: inputs[i].matrix, **arguments[i]}, returned[i])
+        return _answer(operator, {first: matrices[i], **arguments[i]}, returned[i])
 
     def check(i: int) -> bool:
         each = inputs[i]
@@ -275,7 +280,18 @@ def contender_of(
         except ArgumentError:
             return False  # an output of another shape or type than was asked for
 
-    return Contender(name, select, check, lambda i: answer(i).fill_(POISON))
+    def poison(i: int) -> None:
+        answer(i).fill_(POISON)
+        if matrices[i] is not inputs[i].matrix:
+            matrices[i].copy_(inputs[i].matrix)
+
+    return Contender(name, select, check, poison)
+
+
+def _copied(matrix: Any) -> Any:
+    """Copy a matrix, with its pitch and alignment."""
+    copy = tasks.aligned(len(matrix), matrix.stride(0), matrix.dtype, matrix.device)
+    return copy[:, : matrix.shape[1]].copy_(matrix)
 
 
 def indices(answer: Any, call: Call) -> Any:

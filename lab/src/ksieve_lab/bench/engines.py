@@ -222,12 +222,12 @@ def _measure(case: Case, k: int, made: tuple[list[Any], Any] | str, device: Devi
     try:
         inputs = [planned(operator.operator, Inputs(matrix, lengths, columns)) for matrix in matrices]
         synchronize()
-    except Exception as error:  # the engine's own plan
+        contenders = [
+            contender_of(name, operator.operator, operator.call, partial(_call, name, operator), inputs)
+            for name in (BEFORE, AFTER)
+        ]
+    except Exception as error:  # the engine's own plan, or no room for copies of the scores
         return facts | _failed(error)
-    contenders = [
-        contender_of(name, operator.operator, operator.call, partial(_call, name, operator), inputs)
-        for name in (BEFORE, AFTER)
-    ]
     set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
     times = timing.measure(contenders, len(matrices), set_bytes, rounds=rounds)
     selectors = {t.name: t.facts() for t in times}
@@ -247,7 +247,7 @@ def _measure(case: Case, k: int, made: tuple[list[Any], Any] | str, device: Devi
 
 
 def _failed(error: Exception) -> Facts:
-    """Why the engine's own plan of the lengths has no result."""
+    """Why a call was not prepared."""
     return {"skipped": line(error)} | ({LOST_BY: BEFORE} if timing.context_lost() else {})
 
 
