@@ -162,16 +162,15 @@ def test_shapes_are_measured_and_judged(host):
     found = []
     bench = catalog.find("gpu")
     made = bench.run(runner.Live(each=found.append), shapes="8x4096,16x4096,16x9000", k=64, peers="all,stream")
-    assert made["results"]["shapes"] == [gpu.compact(case) for case in found] and len(found) == 3
+    assert made["results"]["shapes"] == found and len(found) == 3
     shape = made["results"]["shapes"][0]
-    assert (shape["floor_us"], shape["floor_kernel"]) == (FLOOR_US, "read a") and "reads" not in shape
+    assert (shape["floor_us"], shape["floor_kernel"]) == (FLOOR_US, "read a")
     own = shape["selectors"]["ksieve"]
     assert (own["exact"], own["of_floor"], own["family"]) == (True, FLOOR_US / OWN_US, "register_block")
     assert shape["selectors"]["torch.topk"] == {
         "median_us": OTHER_US, "min_us": OTHER_US, "spread": 0.0, "exact": True, "of_floor": 0.5, "peer": True,
     }  # fmt: skip
-    assert shape["fastest"] == "ksieve" and shape["selectors"]["stream"]["family"] == "stream"
-    assert made["results"]["over_best_peer"]["geometric_mean"] == pytest.approx(OTHER_US / OWN_US)
+    assert shape["selectors"]["stream"]["family"] == "stream"
     assert made["settings"] == {
         "shapes": [(8, 4096), (16, 4096), (16, 9000)], "k": 64, "lengths": "causal", "dtype": "float32",
         "scores": "endpoint", "rounds": 7, "seed": 0,
@@ -191,12 +190,9 @@ def test_what_a_command_prints(host, tmp_path, monkeypatch):
     assert "not compared: " in said and "flashinfer" in said
 
 
-def test_a_wrong_answer_is_never_the_fastest(host, monkeypatch):
+def test_a_wrong_answer_of_ours_fails_the_command(host, monkeypatch):
     monkeypatch.setattr(api, "topk", lambda *_, out, **__: out.copy_(torch.arange(out.shape[1]).expand_as(out)))
-    results = payload("gpu", shapes="8x4096", k=64)["results"]
-    assert results["shapes"][0]["fastest"] == "torch.topk"
-    assert results["inexact"] == {"ksieve": 1} and results["over_best_peer"] is None
-    assert "ksieve" not in results["of_floor"]
+    assert set(payload("gpu", shapes="8x4096", k=64)["results"]["of_floor"]) == {"torch.topk"}
     for name, line in (("gpu", ()), ("worst", ("--only", "normal")), ("options", ("--only", "windows"))):
         done = invoke(name, "--shapes", "4x4096", "--k", 64, *line)
         assert done.exit_code == 1 and "INEXACT" in done.output and "not exact" in done.output, name
@@ -207,10 +203,8 @@ def test_a_summary_never_averages_inexact_answers():
         return {"selectors": {n: {"exact": e, "of_floor": v} for n, (v, e) in shares.items()}}
 
     found = gpu.summary([shape(a=(0.5, True), b=(0.9, False)), shape(a=(0.8, True), b=(0.4, True)), {"skipped": "x"}])
-    assert found["of_floor"]["a"]["geometric_mean"] == pytest.approx(math.sqrt(0.4))
-    assert found["of_floor"]["a"]["least"] == 0.5
-    assert found["of_floor"]["b"]["shapes"] == 1
-    assert found["inexact"] == {"b": 1}
+    assert found["a"] == {"geometric_mean": pytest.approx(math.sqrt(0.4)), "least": 0.5, "shapes": 2}
+    assert found["b"]["shapes"] == 1
 
 
 def test_a_named_bench_is_drawn(host, monkeypatch, tmp_path):
@@ -249,8 +243,8 @@ def test_a_trace_sums_only_exact_and_complete_selectors():
     good, wrong, broken = {"median_us": 4.0, "exact": True}, {"median_us": 1.0, "exact": False}, {"error": "no"}
     found = gpu.total([call(a=good, b=good, c=good), call(a=good, b=wrong, c=broken)])
     assert found["selectors"]["a"] == {"total_us": 8.0, "of_floor": 0.5, "exact": True}
-    assert found["selectors"]["b"] == {"exact": False, "inexact": 1, "failed": 0}
-    assert found["selectors"]["c"] == {"exact": None, "inexact": 0, "failed": 1}
+    assert found["selectors"]["b"] == {"exact": False}
+    assert found["selectors"]["c"] == {"exact": None}
     assert gpu.total([call(a=good), {"skipped": "too large"}]) == {"skipped": 1}
 
 

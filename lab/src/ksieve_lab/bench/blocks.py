@@ -181,7 +181,7 @@ def _measure(case: Case, here: Here) -> Facts:
     rounds = here.settings.rounds
     read, selectors = gpu.timed(reads, contenders, len(matrices), set_bytes, rounds=rounds, clock=clock)
     selectors |= {name: {"error": error, "exact": None} for name, error in errors.items()}
-    return gpu.compact(facts | read | {"selectors": selectors} | _ratios(selectors))
+    return facts | read | {"selectors": selectors} | _ratios(selectors)
 
 
 def _around(

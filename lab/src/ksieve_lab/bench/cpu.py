@@ -108,7 +108,7 @@ def measure(settings: Settings, live: Live) -> Facts:
             step("options", _options, *shape_k, threads, rounds, seed)
     for width, rank in fixed["searched"] if families else ():
         step("aimed", _aimed, width, rank, rounds, seed, width=width, k=rank)
-    starts = 2 * ("start" in parts)
+    starts = int("start" in parts)
     with live.phase("measuring", "steps") as progress:
         for done, (part, run) in enumerate(steps, 1):
             results[part] += run()
@@ -120,8 +120,8 @@ def measure(settings: Settings, live: Live) -> Facts:
                 "first_call_cached_seconds": cached,
             }  # fmt: skip
             progress(len(steps) + 1, len(steps) + starts)
-            results["memory"] = _memory(k, [BASELINE, *families])
-            progress(len(steps) + starts, len(steps) + starts)
+            scratch = cpu.scratch_bytes(api.plan(rows=1, width=SHAPES[-1][1], k=k))
+            results["memory"] = {"threads": cpu.thread_count(), "scratch_bytes_per_thread": scratch}
     written = {"shapes": shapes, "sources": [Path(name).name for name in sources], "threads": cpu.thread_count()}
     return settings.payload(results, gpu=False, **written, **dict.fromkeys(("scores", *fixed)))
 
@@ -292,16 +292,6 @@ def _account(scores: F32, plan: Plan) -> Facts:
         "routes": {route.name.lower(): count for route, count in stats.route_counts().items()},
         "scans_mean": float(stats.scans.mean()),
         "admitted_mean": float(stats.admitted0.mean()) if (stats.route != Route.DIRECT).any() else None,
-    }
-
-
-def _memory(k: int, producers: list[str]) -> Facts:
-    threads = cpu.thread_count()
-    extra = startup.extra_bytes(threads, k, producers)
-    return {
-        "threads": threads,
-        "scratch_bytes_per_thread": cpu.scratch_bytes(api.plan(rows=1, width=SHAPES[-1][1], k=k)),
-        "resident_growth_bytes_per_thread": None if extra is None else extra / threads,
     }
 
 

@@ -170,8 +170,8 @@ def measure_task(
     Returns
     -------
     dict
-        ``floor_us`` and how it was read, every plain read, and of every selector its times, whether its answers were
-        exact, and the floor divided by its median; ``fastest`` is the fastest exact one.
+        ``floor_us`` and how it was read, and of every selector its times, whether its answers were exact, and the floor
+        divided by its median.
     """
     dtype = str(task.matrices[0].dtype).removeprefix("torch.")
     reads = floor.contenders(list(task.matrices), task.lengths, device)
@@ -203,7 +203,7 @@ def measure_task(
     selectors |= {name: {"unsupported": reason, "exact": None} for name, reason in refused.items()}
     for name in [peer.name for peer, _ in loaded if peer.name in selectors]:
         selectors[name]["peer"] = True
-    return facts | {"selectors": selectors, "fastest": fastest(selectors)}
+    return facts | {"selectors": selectors}
 
 
 def timed(
@@ -215,7 +215,7 @@ def timed(
     Returns
     -------
     facts : dict
-        The time of the fastest read, which it was, and every read.
+        The time of the fastest read, and which it was.
     selectors : dict of dict
         Of every contender its times, whether its answers were exact, and the fastest read over its median.
     """
@@ -224,45 +224,8 @@ def timed(
     least = min((t for t in own if t.rounds), key=lambda t: t.median, default=Timing("none"))
     facts: Facts = {
         "input_sets": sets, "read_bytes": read_bytes, "floor_us": least.median, "floor_kernel": least.name,
-        "reads": {t.name: t.facts() for t in own},
     }  # fmt: skip
     return facts, {t.name: t.facts() | {"of_floor": least.median / t.median} for t in others}
-
-
-def compact(facts: dict[str, Any]) -> dict[str, Any]:
-    """Keep of a case what a result file has: no plain read but the fastest, and of a plan the choice."""
-    kept = (
-        "median_us",
-        "min_us",
-        "spread",
-        "exact",
-        "error",
-        "unsupported",
-        "of_floor",
-        "of_plain",
-        "peer",
-        "family",
-        "policy",
-        "splits",
-    )
-    slim = {key: value for key, value in facts.items() if key != "reads"}
-    if "selectors" in facts:
-        slim["selectors"] = {
-            name: {key: one[key] for key in kept if key in one} for name, one in facts["selectors"].items()
-        }
-    return slim
-
-
-def fastest(
-    selectors: Mapping[str, Mapping[str, Any]], among: Callable[[Mapping[str, Any]], bool] | None = None
-) -> str | None:
-    """Name of the fastest selector whose answers were exact, of those that `among` holds for; None without any."""
-    exact = {
-        name: facts["median_us"]
-        for name, facts in selectors.items()
-        if facts.get("exact") is True and "median_us" in facts and (among is None or among(facts))
-    }
-    return min(exact, key=lambda name: exact[name]) if exact else None
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
@@ -272,34 +235,12 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Summarise the shapes.
-
-    Returns
-    -------
-    dict
-        ``of_floor``: geometric mean and least fraction of the floor per selector, over the shapes it was exact on.
-        ``over_best_peer``: how many times as fast as the fastest exact peer the planner's choice is, over the shapes
-        with both; None without peers. ``inexact``: shapes with a wrong answer per selector.
-    """
+    """Geometric mean and least fraction of the floor per selector, over the shapes it was exact on."""
     by_name: dict[str, list[float]] = {}
-    inexact: dict[str, int] = {}
-    over_peer: list[float] = []
-    for shape in results:
-        selectors = shape.get("selectors", {})
-        for name, facts in selectors.items():
-            if facts.get("exact") is False:
-                inexact[name] = inexact.get(name, 0) + 1
-            elif "of_floor" in facts and math.isfinite(facts["of_floor"]):
-                by_name.setdefault(name, []).append(facts["of_floor"])
-        best = fastest(selectors, lambda facts: bool(facts.get("peer")))
-        own = selectors.get(PLANNED.name, {})
-        if best is not None and own.get("exact") is True:
-            over_peer.append(selectors[best]["median_us"] / own["median_us"])
-    return {
-        "of_floor": {name: mean_of(shares) for name, shares in by_name.items()},
-        "over_best_peer": mean_of(over_peer) if over_peer else None,
-        "inexact": inexact,
-    }
+    for name, facts in (pair for shape in results for pair in shape.get("selectors", {}).items()):
+        if facts.get("exact") is not False and math.isfinite(facts.get("of_floor", math.nan)):
+            by_name.setdefault(name, []).append(facts["of_floor"])
+    return {name: mean_of(shares) for name, shares in by_name.items()}
 
 
 def mean_of(values: Sequence[float]) -> dict[str, Any]:
@@ -321,8 +262,7 @@ def of_shapes(settings: Settings) -> list[Case]:
 
 def found_shapes(found: Sequence[Facts], settings: Settings) -> Facts:
     """Results of `of_shapes`."""
-    kept = [compact(case) for case in found]
-    return {"shapes": kept, **summary(kept)}
+    return {"shapes": list(found), "of_floor": summary(found)}
 
 
 def of_everything(settings: Settings) -> list[Case]:
@@ -341,18 +281,17 @@ RIVAL = "torch.topk"
 
 def found_general(found: Sequence[Facts], settings: Settings) -> Facts:
     """Results of `of_everything`: times of ``torch.topk`` over ours, and the cases in which ours is slower."""
-    kept = [compact(case) for case in found]
-    for case in kept:
+    for case in found:
         own, rival = (case.get("selectors", {}).get(name, {}) for name in (PLANNED.name, RIVAL))
         if own.get("exact") is True and "median_us" in rival:
             case["times_faster"] = rival["median_us"] / own["median_us"]
     times = {
         f"{case['rows']:,} x {case['width']:,}, top {case['k']:,}, {case['dtype']}": case["times_faster"]
-        for case in kept
+        for case in found
         if "times_faster" in case
     }
     over = mean_of(list(times.values())) if times else None
-    return {"shapes": kept, "over_torch": over, "slower": [name for name, share in times.items() if share < 1]}
+    return {"shapes": list(found), "over_torch": over, "slower": [name for name, share in times.items() if share < 1]}
 
 
 def of_families(settings: Settings) -> list[Case]:
@@ -367,9 +306,8 @@ def of_families(settings: Settings) -> list[Case]:
 
 def found_worst(found: Sequence[Facts], settings: Settings) -> Facts:
     """Results of `of_families`, and of every family and selector the largest time over the floor, and its shape."""
-    kept = [compact(case) for case in found]
     largest: dict[str, dict[str, Facts]] = {}
-    for case in kept:
+    for case in found:
         family = largest.setdefault(case["family"], {})
         for name, facts in case.get("selectors", {}).items():
             if facts.get("exact") is not True or not facts.get("of_floor"):
@@ -377,7 +315,7 @@ def found_worst(found: Sequence[Facts], settings: Settings) -> Facts:
             ratio = 1 / facts["of_floor"]
             if ratio > family.get(name, {"ratio": 0.0})["ratio"]:
                 family[name] = {"ratio": ratio, "rows": case["rows"], "width": case["width"]}
-    return {"cases": kept, "worst": largest}
+    return {"cases": list(found), "worst": largest}
 
 
 def of_requests(settings: Settings) -> list[Case]:
@@ -394,7 +332,7 @@ def found_traces(found: Sequence[Facts], settings: Settings) -> Facts:
     """Results of `of_requests`, summed for each prompt."""
     traces = {}
     for name, prompt in settings.shapes.items:
-        own = [compact(case) for case in found if case["trace"] == name]
+        own = [case for case in found if case["trace"] == name]
         traces[name] = {"prompt": prompt, "invocations": own} | total(own)
     return {"traces": traces}
 
@@ -405,9 +343,9 @@ def total(results: Sequence[Mapping[str, Any]]) -> Facts:
     Returns
     -------
     dict
-        ``floor_us``, the sum of each invocation's fastest plain read, and per selector ``total_us`` and ``of_floor``;
-        of a selector that failed or was inexact anywhere, ``inexact`` and ``failed`` counts and no sum. Nothing is
-        summed of a trace with an invocation that did not fit.
+        ``floor_us``, the sum of each invocation's fastest plain read, and per selector ``total_us`` and ``of_floor``,
+        or no sum of one that failed or was inexact anywhere. Nothing is summed of a trace with an invocation that did
+        not fit.
     """
     if any("skipped" in result for result in results):
         return {"skipped": sum("skipped" in result for result in results)}
@@ -416,10 +354,8 @@ def total(results: Sequence[Mapping[str, Any]]) -> Facts:
     selectors: dict[str, Any] = {}
     for name in names:
         facts = [result["selectors"].get(name, {}) for result in results]
-        inexact = sum(f.get("exact") is False for f in facts)
-        failed = sum("median_us" not in f for f in facts)
-        if inexact or failed:
-            selectors[name] = {"exact": False if inexact else None, "inexact": inexact, "failed": failed}
+        if not all("median_us" in f and f.get("exact") is not False for f in facts):
+            selectors[name] = {"exact": False if any(f.get("exact") is False for f in facts) else None}
             continue
         spent = math.fsum(f["median_us"] for f in facts)
         selectors[name] = {"total_us": spent, "of_floor": floor_us / spent, "exact": True}

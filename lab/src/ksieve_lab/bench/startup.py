@@ -1,4 +1,4 @@
-"""Costs outside a call, measured in fresh processes: import, first call, and memory in addition to the arguments."""
+"""Costs outside a call, measured in fresh processes: import and first call."""
 
 from __future__ import annotations
 
@@ -35,34 +35,6 @@ ksieve.topk(scores, k=2048)
 print(time.perf_counter() - start)
 """
 
-# Writing 5 to clear_refs resets the peak (VmHWM), so that the start of Python is not measured.
-_MEMORY = """
-import sys
-import numpy as np
-import ksieve
-from ksieve_lab.workloads.producers import find_producer
-
-def resident(field):
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(field)) * 1024
-
-threads, k, names = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-rows, width = 8 * threads, 131072
-plan = ksieve.plan(rows=rows, width=width, k=k)
-out = np.zeros((rows, k), np.int32)
-tiny = np.zeros((rows, width), np.float32)
-ksieve.topk(tiny[:, :300], k=k, plan=plan, out=out)
-worst = 0
-for name in names:
-    scores = find_producer(name)(rows, width, k=k)
-    with open("/proc/self/clear_refs", "w") as clear:
-        clear.write("5")
-    before = resident("VmRSS")
-    ksieve.topk(scores, plan=plan, out=out)
-    worst = max(worst, resident("VmHWM") - before)
-print(worst)
-"""
-
 
 def import_seconds(repeats: int = 5) -> float:
     """Median seconds of ``import ksieve`` in a fresh interpreter."""
@@ -74,17 +46,6 @@ def first_call_seconds(repeats: int = 3) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix="ksieve-cache-") as cache:
         compiling, *cached = (fresh("-c", _FIRST_CALL, KSIEVE_CACHE_DIR=cache) for _ in range(1 + repeats))
     return compiling, statistics.median(cached)
-
-
-def extra_bytes(threads: int, k: int, producers: list[str]) -> int | None:
-    """Growth of the resident peak during a call, over all threads, the worst of the producers; None off Linux.
-
-    The pages of thread stacks and of the kernel's machine code first touched there count too.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    arguments = ("-c", _MEMORY, str(threads), str(k), *producers)
-    return int(fresh(*arguments, NUMBA_NUM_THREADS=str(threads)))
 
 
 def fresh(*arguments: str, seconds: float = LONGEST, **variables: str) -> Any:

@@ -51,14 +51,10 @@ def run(
                 valid = LENGTHS["causal"](m, width).astype(np.int32)
                 scores, lengths = machine.scores(m, width, valid, source, seed)
                 timed = machine.time(scores, lengths, k, CHOICES, rounds, [])
-                kept = ("median_us", "exact", "error", "of_floor", "family", "policy")
-                selectors = {
-                    name: {key: facts[key] for key in kept if key in facts}
-                    for name, facts in timed["selectors"].items()
-                }
                 cells.append(
-                    {"width": width, "rows": m, "scores": source, "floor_us": timed["floor_us"], "selectors": selectors}
-                )
+                    {"width": width, "rows": m, "scores": source, "floor_us": timed["floor_us"],
+                     "selectors": timed["selectors"]}
+                )  # fmt: skip
                 advance()
     return {"cells": cells, "widths": summary(cells)}
 
