@@ -15,7 +15,8 @@ from conftest import ROOT
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
-from ksieve.planning.tune import timing
+from ksieve.planning.plan import Plan
+from ksieve.planning.tune import tasks, timing
 from ksieve.planning.tune.timing import Timing
 from ksieve_lab.bench import catalog, chain, floor
 from ksieve_lab.captures import factors
@@ -97,7 +98,8 @@ def fake_measure(log, wrong=()):
 @pytest.fixture
 def on_the_host(monkeypatch):
     monkeypatch.setattr(chain, "DEVICE", "cpu")
-    monkeypatch.setattr(chain, "require_device", lambda: DeviceInfo("cpu"))
+    monkeypatch.setattr(tasks, "require_device", lambda: DeviceInfo("cpu"))
+    monkeypatch.setattr(Plan, "workspace", lambda self: None)
     monkeypatch.setattr(floor, "available", lambda device: [])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 30))
     monkeypatch.setattr(producers, "load", lambda name: statement)

@@ -2,29 +2,33 @@
 
 The step's invocations run in order, as a framework issues them, into one score buffer of the framework's budget. A
 chain and its score production alone, which stores the matrix, are timed; the difference is the selection's share, below
-zero where a way without the matrix takes less. Both are
-graphs of the same process, replayed in rotated rounds. Afterwards the scores of every invocation are produced once
-more and its answer is verified against them: production is deterministic.
+zero where a way without the matrix takes less. Both are graphs of the same process, replayed in rotated rounds.
+Afterwards the scores of every invocation are produced once more and its answer is verified against them: production is
+deterministic.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
-from ksieve.planning.tune import timing
-from ksieve.planning.tune.tasks import MEMORY, PITCH_BYTES, require_device
+from ksieve.planning.tune import tasks, timing
+from ksieve.planning.tune.tasks import Task
 from ksieve.planning.tune.timing import Contender, Timing
-from ksieve_lab.bench import floor, runner
-from ksieve_lab.bench.chain_selectors import NOT_STORED, Selector, Stage, selectors, without_matrix
+from ksieve.planning.tune.variants import PLANNED
+from ksieve_lab.bench import floor, peers, runner
+from ksieve_lab.bench.engine_calls import UnsupportedError
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.shape_lists import prompt_of
-from ksieve_lab.chain import producers
-from ksieve_lab.chain.producers import Produce
+from ksieve_lab.chain import producers, ways
+from ksieve_lab.chain.producers import Factors, Produce
 from ksieve_lab.traces.serving import BUDGET_BYTES, STEP_TOKENS, Invocation, invocations
 
 PAPER = {
@@ -40,6 +44,49 @@ PAPER = {
 """Milliseconds of the terminal step on an H20 with DeepGEMM's producer: paper, "Score-and-select integration"."""
 
 DEVICE = "cuda"
+
+TILES, CANDIDATES, NOT_STORED = "ksieve, tiles", "ksieve, candidates", "scores not stored"
+"""Ways without the matrix, and the production of the last one's scores alone, sampled ones among them."""
+
+Stage = tuple[Factors, Task]
+"""One invocation of the chain: its factors, and the scores and lengths that are selected from."""
+
+_Way = TypeVar("_Way", bound=ways.Tiles)
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A selection for every stage.
+
+    Attributes
+    ----------
+    name : str
+    parts : sequence of Contender
+        Of each stage: selects from its scores, and verifies the answer while they are in the buffer.
+    masked : bool
+        Whether it needs -inf past every length.
+    whole : callable, optional
+        In place of `parts`: produces the scores of all stages and selects from them, without the matrix.
+    bytes : int, optional
+        Of a selector with `whole`: memory beside factors and answers.
+    """
+
+    name: str
+    parts: Sequence[Contender]
+    masked: bool = False
+    whole: Callable[[], None] | None = None
+    bytes: int | None = None
+
+    def exact(self, i: int) -> bool:
+        """Whether the answer of stage `i` is exact."""
+        check = self.parts[i].check
+        return check is not None and check(0)
+
+    def poison(self, _: int = 0) -> None:
+        """Overwrite all answers."""
+        for part in self.parts:
+            if part.poison is not None:
+                part.poison(0)
 
 
 def terminal_step(prompt: int, *, step_tokens: int = STEP_TOKENS, budget_bytes: int = BUDGET_BYTES) -> list[Invocation]:
@@ -68,7 +115,7 @@ def measure(settings: Settings, live: Live) -> Facts:
     BackendError
         Without a GPU, PyTorch or the producer.
     """
-    device, listed = require_device(), cases(settings)
+    device, listed = tasks.require_device(), cases(settings)
     produce = producers.load(settings.fixed["producer"])
     heads = int(settings.shapes.how or settings.fixed["heads"])
 
@@ -87,45 +134,96 @@ def _request(
 ) -> Facts:
     import torch
 
-    width = max(c.width for c in calls)
-    pitch = -(-width * 4 // PITCH_BYTES) * PITCH_BYTES // 4
-    most = max(c.rows for c in calls)
+    width, most = max(c.width for c in calls), max(c.rows for c in calls)
+    pitch, dim, k, seed = tasks.pitch_of(width, 4), settings.fixed["dim"], settings.k, settings.seed
     facts: dict[str, Any] = {"width": width, "calls": [[c.rows, c.width] for c in calls]}
-    free = int(torch.cuda.mem_get_info()[0] * MEMORY)
-    needed = most * pitch * 4 + sum(c.rows for c in calls) * (heads * settings.fixed["dim"] + 3 * 4 * settings.k)
+    free = int(torch.cuda.mem_get_info()[0] * tasks.MEMORY)
+    needed = most * pitch * 4 + sum(c.rows for c in calls) * (heads * dim + 3 * 4 * k)
     if needed > free:
         return facts | {"skipped": f"{needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB may be used"}
     buffer = torch.empty(most, pitch, dtype=torch.float32, device=DEVICE)
-    dim, k, seed = settings.fixed["dim"], settings.k, settings.seed
     keys = producers.make_keys(width, dim, seed=seed, device=DEVICE)
-    stages = []
+    stages: list[Stage] = []
     for number, call in enumerate(calls):
         factors = producers.make_queries(keys, call.lengths(), heads, seed=seed + number, device=DEVICE)
-        stages.append(Stage(factors, buffer[: call.rows, :width]))
-    chosen, skipped = selectors(stages, k, settings.peers)
-    without, alone = without_matrix(stages, k, produce)
+        stages.append((factors, Task([buffer[: call.rows, :width]], factors.lengths, k)))
+    chosen, skipped = selectors([task for _, task in stages], settings.peers, device)
+    without, alone = _without_matrix(stages, produce)
     chosen += without
-    timings = _measure(stages, produce, chosen, alone, settings.rounds, settings.torch_rounds, device)
+    timings = _measure(stages, produce, chosen, alone, settings, device)
     read_bytes = sum(c.valid_scores for c in calls) * 4
-    operations = sum(stage.factors.operations for stage in stages)
+    operations = sum(factors.operations for factors, _ in stages)
     return facts | summarise(timings, chosen, read_bytes, operations) | {"skipped_peers": skipped}
 
 
+def selectors(
+    listed: Sequence[Task], others: Sequence[str] | None, device: DeviceInfo
+) -> tuple[list[Selector], dict[str, str]]:
+    """Ours, then every peer that can do all stages."""
+    ours = []
+    for task in listed:  # a task for each stage: stages differ in rows and lengths
+        pitch = task.matrices[0].stride(0)
+        plan = api.plan(rows=task.rows, width=task.width, k=task.k, pitch=pitch, device=device)
+        ours.append(tasks.selector(PLANNED, plan, task))
+    found = [Selector(PLANNED.name, ours)]
+    loaded, skipped = peers.available(others)
+    for peer, own in loaded:
+        # Scores past a length are -inf for a selector that knows none, so that only valid ones may be chosen.
+        try:
+            parts = [peers.contender(peer, own, task) for task in listed]
+            found.append(Selector(peer.name, parts, masked=peer.call.whole))
+        except UnsupportedError as error:
+            skipped[peer.name] = str(error)
+    return found, skipped
+
+
+def _without_matrix(stages: Sequence[Stage], produce: Produce) -> tuple[list[Selector], list[Contender]]:
+    """Tiles and candidates, and the production of the latter alone; none of these where Triton is missing."""
+    if not producers.installed("triton"):
+        return [], []
+    factors, keep, k = ways.joined([factors for factors, _ in stages]), producers.load_keep(), stages[0][1].k
+    kept, kept_bytes = _made(lambda: ways.Kept(factors, k, produce, keep))
+    tiles, tiles_bytes = _made(lambda: ways.Tiles(factors, k, produce))
+    found = [_whole(TILES, tiles, stages, tiles_bytes), _whole(CANDIDATES, kept, stages, kept_bytes)]
+    return found, [Contender(NOT_STORED, lambda _: kept.run_without_selection())]
+
+
+def _made(make: Callable[[], _Way]) -> tuple[_Way, int]:
+    """A way that has run once, and the most memory that it took beside factors and answers."""
+    import torch
+
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    way = make()
+    way.run()
+    return way, torch.cuda.max_memory_allocated() - before - way.out.nbytes
+
+
+def _whole(name: str, way: ways.Tiles, stages: Sequence[Stage], size: int) -> Selector:
+    from ksieve.checking.verify import verify
+
+    def part(task: Task, out: Any) -> Contender:
+        check = lambda _: verify(task.matrices[0], task.lengths, out, block_bytes=tasks.VERIFY_BYTES).ok  # noqa: E731
+        return Contender(name, lambda _: None, check, lambda _: out.fill_(tasks.POISON))
+
+    ends = itertools.accumulate(task.rows for _, task in stages)
+    parts = [part(task, way.out[end - task.rows : end]) for (_, task), end in zip(stages, ends, strict=True)]
+    return Selector(name, parts, whole=way.run, bytes=size)
+
+
 def _measure(
-    stages: Sequence[Stage],
-    produce: Produce,
-    selectors: Sequence[Selector],
-    alone: Sequence[Contender],
-    rounds: int,
-    slow_rounds: int,
-    device: DeviceInfo,
-) -> list[Timing]:
+    stages: Sequence[Stage], produce: Produce, selectors: Sequence[Selector], alone: Sequence[Contender],
+    settings: Settings, device: DeviceInfo,
+) -> list[Timing]:  # fmt: skip
     """Time the reads, the score production with and without masks, and every chain."""
 
     def produced(masked: bool, then: Callable[[int], Any] = lambda i: None) -> Any:
         found = []
-        for i, stage in enumerate(stages):
-            _place(produce(stage.factors, stage.scores, masked), stage)
+        for i, (factors, task) in enumerate(stages):
+            (into,) = task.matrices
+            scores = produce(factors, into, masked)
+            if scores.data_ptr() != into.data_ptr():  # a producer with memory of its own: a copy is part of producing
+                into.copy_(scores)
             found.append(then(i))
         return found
 
@@ -144,21 +242,15 @@ def _measure(
 
     contenders = []
     for kernel in floor.available(device):
-        readers = [floor.Reader(kernel, s.scores, s.lengths, device) for s in stages]
+        readers = [floor.Reader(kernel, task.matrices[0], task.lengths, device) for _, task in stages]
         contenders.append(Contender(f"read {kernel.name}", partial(read, readers)))
     contenders += [Contender("scores", lambda _: produced(False)), *alone]
     if any(s.masked for s in selectors):
-        contenders.append(Contender("masked scores", lambda _: produced(True), rounds=slow_rounds))
+        contenders.append(Contender("masked scores", lambda _: produced(True), rounds=settings.torch_rounds))
     for s in selectors:
-        slow = slow_rounds if s.masked else None
+        slow = settings.torch_rounds if s.masked else None
         contenders.append(Contender(s.name, partial(chain, s), partial(exact, s), s.poison, slow))
-    return timing.measure(contenders, 1, 1 << 40, rounds=rounds, most_replays=1)
-
-
-def _place(scores: Any, stage: Stage) -> None:
-    """Bring scores of a producer with memory of its own to where the selectors look: part of producing them."""
-    if scores.data_ptr() != stage.scores.data_ptr():
-        stage.scores.copy_(scores)
+    return timing.measure(contenders, 1, 1 << 40, rounds=settings.rounds, most_replays=1)
 
 
 def summarise(
