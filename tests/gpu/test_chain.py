@@ -62,7 +62,6 @@ def test_a_small_chain_is_exact_for_every_selector():
     payload = bench.run(shapes="30000", k=512, peers="torch.topk", rounds=2)
     (request,) = payload["results"]["requests"]
     assert {"ksieve, tiles", "ksieve, candidates"} < request["selectors"].keys()
-    assert request["not_stored_ms"] > 0
     assert request["calls"] == [[600, 30_000]] * 3 + [[200, 30_000]]
     for name, facts in request["selectors"].items():
         assert facts["exact"] is True, f"{name}: {facts}"

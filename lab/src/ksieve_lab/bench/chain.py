@@ -45,8 +45,8 @@ PAPER = {
 
 DEVICE = "cuda"
 
-TILES, CANDIDATES, NOT_STORED = "ksieve, tiles", "ksieve, candidates", "scores not stored"
-"""Ways without the matrix, and the production of the last one's scores alone, sampled ones among them."""
+TILES, CANDIDATES = "ksieve, tiles", "ksieve, candidates"
+"""Ways without the matrix."""
 
 Stage = tuple[Factors, Task]
 """One invocation of the chain: its factors, and the scores and lengths that are selected from."""
@@ -148,9 +148,8 @@ def _request(
         factors = producers.make_queries(keys, call.lengths(), heads, seed=seed + number, device=DEVICE)
         stages.append((factors, Task([buffer[: call.rows, :width]], factors.lengths, k)))
     chosen, skipped = selectors([task for _, task in stages], settings.peers, device)
-    without, alone = _without_matrix(stages, produce)
-    chosen += without
-    timings = _measure(stages, produce, chosen, alone, settings, device)
+    chosen += _without_matrix(stages, produce)
+    timings = _measure(stages, produce, chosen, settings, device)
     read_bytes = sum(c.valid_scores for c in calls) * 4
     operations = sum(factors.operations for factors, _ in stages)
     return facts | summarise(timings, chosen, read_bytes, operations) | {"skipped_peers": skipped}
@@ -177,15 +176,14 @@ def selectors(
     return found, skipped
 
 
-def _without_matrix(stages: Sequence[Stage], produce: Produce) -> tuple[list[Selector], list[Contender]]:
-    """Tiles and candidates, and the production of the latter alone; none of these where Triton is missing."""
+def _without_matrix(stages: Sequence[Stage], produce: Produce) -> list[Selector]:
+    """Tiles and candidates; neither where Triton is missing."""
     if not producers.installed("triton"):
-        return [], []
+        return []
     factors, keep, k = ways.joined([factors for factors, _ in stages]), producers.load_keep(), stages[0][1].k
     kept, kept_bytes = _made(lambda: ways.Kept(factors, k, produce, keep))
     tiles, tiles_bytes = _made(lambda: ways.Tiles(factors, k, produce))
-    found = [_whole(TILES, tiles, stages, tiles_bytes), _whole(CANDIDATES, kept, stages, kept_bytes)]
-    return found, [Contender(NOT_STORED, lambda _: kept.run_without_selection())]
+    return [_whole(TILES, tiles, stages, tiles_bytes), _whole(CANDIDATES, kept, stages, kept_bytes)]
 
 
 def _made(make: Callable[[], _Way]) -> tuple[_Way, int]:
@@ -212,9 +210,8 @@ def _whole(name: str, way: ways.Tiles, stages: Sequence[Stage], size: int) -> Se
 
 
 def _measure(
-    stages: Sequence[Stage], produce: Produce, selectors: Sequence[Selector], alone: Sequence[Contender],
-    settings: Settings, device: DeviceInfo,
-) -> list[Timing]:  # fmt: skip
+    stages: Sequence[Stage], produce: Produce, selectors: Sequence[Selector], settings: Settings, device: DeviceInfo
+) -> list[Timing]:
     """Time the reads, the score production with and without masks, and every chain."""
 
     def produced(masked: bool, then: Callable[[int], Any] = lambda i: None) -> Any:
@@ -244,7 +241,7 @@ def _measure(
     for kernel in floor.available(device):
         readers = [floor.Reader(kernel, task.matrices[0], task.lengths, device) for _, task in stages]
         contenders.append(Contender(f"read {kernel.name}", partial(read, readers)))
-    contenders += [Contender("scores", lambda _: produced(False)), *alone]
+    contenders.append(Contender("scores", lambda _: produced(False)))
     if any(s.masked for s in selectors):
         contenders.append(Contender("masked scores", lambda _: produced(True), rounds=settings.torch_rounds))
     for s in selectors:
@@ -268,8 +265,6 @@ def summarise(
         "scores": scores.facts() | {"ms": scores.median / 1e3, "teraflops": operations / scores.median / 1e6},
         "selectors": {},
     }
-    if NOT_STORED in by_name:
-        facts["not_stored_ms"] = by_name[NOT_STORED].median / 1e3
     for selector in selectors:
         timed = by_name[selector.name]
         alone = by_name["masked scores"] if selector.masked else scores

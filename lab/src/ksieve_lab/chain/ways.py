@@ -152,13 +152,6 @@ class Kept(Tiles):
                 chosen.certify()
             self.push(block, chosen.left, rows)
 
-    def run_without_selection(self) -> None:
-        """Enqueue the production alone: of the samples, and of all scores with cutoffs that none reaches."""
-        for _, block in self.blocks:
-            chosen = self.propose(block)
-            chosen.cutoff.fill_(float("inf"))
-            self.keep(block, chosen)
-
     def propose(self, block: Factors) -> Candidates:
         """Produce the samples of a block, and propose its cutoffs."""
         import torch
