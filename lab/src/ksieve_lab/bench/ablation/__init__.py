@@ -6,7 +6,6 @@ width from which sampling pays. Each result file also holds the paper's results.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 from ksieve.core.errors import BackendError
@@ -49,14 +48,13 @@ def measure(settings: Settings, live: Live) -> Facts:
     BackendError
         If the backend cannot run here.
     """
-    fixed, k, source, seed = settings.fixed, settings.k, settings.scores, settings.seed
-    parts, widths, rows = cases(settings), fixed["widths"], fixed["rows"]
+    fixed, parts = settings.fixed, cases(settings)
     step_parts = [part for part in STEP_PARTS if part in parts]
     step = {name: fixed[name] for name in ("step_tokens", "budget_bytes")}
     asked = {name: terminal_step(prompt, **step) for name, prompt in settings.shapes.items}
     machine = machine_of(fixed["backend"])
     total = sum(map(len, asked.values())) * bool(step_parts)
-    total += len(widths) * len(rows) * 2 * ("activation" in parts)
+    total += len(fixed["widths"]) * len(fixed["rows"]) * 2 * ("activation" in parts)
     results: Facts = {"paper": {part: PAPER[part] for part in parts}}
     with live.phase("measuring", "steps") as progress:
         done = itertools.count(1)
@@ -66,37 +64,29 @@ def measure(settings: Settings, live: Live) -> Facts:
 
         if step_parts:
             results["steps"] = {
-                name: steps.run_step(
-                    machine, calls, step_parts, k, source=source, rounds=settings.rounds, peers=settings.peers,
-                    seed=seed, advance=advance,
-                )
-                for name, calls in asked.items()
-            }  # fmt: skip
-            if "proposal" in parts:
-                for name, calls in asked.items():
-                    results["steps"][name]["phases"] = _phases(machine, calls, k, source, seed)
+                name: steps.run_step(machine, calls, step_parts, settings, advance) for name, calls in asked.items()
+            }
+        for name, calls in asked.items() if "proposal" in parts else ():
+            results["steps"][name]["phases"] = _phases(machine, calls[0], settings)
         if "activation" in parts:
-            results["activation"] = activation.run(
-                machine, k, widths=widths, rows=rows, rounds=settings.rounds, seed=seed, advance=advance
-            )
+            results["activation"] = activation.run(machine, settings, advance)
     return settings.payload(
         results, gpu=machine.name == "cuda", parts=parts, requests=list(asked), backend=machine.name, shapes=None
     )
 
 
-def _phases(machine: Machine, calls: Sequence[Invocation], k: int, source: str, seed: int) -> dict[str, Any]:
-    """Split a row's time: one row alone on the GPU, and the rows of the step's first call together."""
+def _phases(machine: Machine, call: Invocation, settings: Settings) -> dict[str, Any]:
+    """Split a row's time: one row alone on the GPU, and the rows of a call together."""
     if not isinstance(machine, Gpu):
         return {"error": "phases are stamped on a GPU's clock: not measured on the CPU"}
     from ksieve_lab.bench.ablation import phases
 
-    call = calls[0]
-    scores, lengths = machine.scores(call.rows, call.width, call.lengths(), source, seed)
+    scores, lengths = machine.scores(call.rows, call.width, call.lengths(), settings.scores, settings.seed)
     found: dict[str, Any] = {"alone": {}, "together": {}}
     try:
         for name, choice in PHASE_CHOICES.items():
-            found["alone"][name] = phases.profile(machine, scores[:1], lengths[:1], k, choice)
-            found["together"][name] = phases.profile(machine, scores, lengths, k, choice)
+            found["alone"][name] = phases.profile(machine, scores[:1], lengths[:1], settings.k, choice)
+            found["together"][name] = phases.profile(machine, scores, lengths, settings.k, choice)
     except BackendError as error:
         return {"error": str(error)}
     return found

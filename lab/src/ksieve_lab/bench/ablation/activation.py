@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from ksieve.core.policy import PAPER_64, PAPER_128
 from ksieve_lab.bench.machines import DISTRIBUTIONS, Choice, Machine
+from ksieve_lab.bench.runner import Settings
 from ksieve_lab.workloads.lengths import LENGTHS
 
 WIDTHS = tuple(1024 * n for n in (16, 24, 32, 40, 48, 56, 64))
@@ -27,16 +29,7 @@ CHOICES: dict[str, Choice] = {
 the planner's best kernel that does not sample."""
 
 
-def run(
-    machine: Machine,
-    k: int,
-    *,
-    widths: Sequence[int] = WIDTHS,
-    rows: Sequence[int] = ROWS,
-    rounds: int = 5,
-    seed: int = 0,
-    advance: Callable[[], None],
-) -> dict[str, Any]:
+def run(machine: Machine, settings: Settings, advance: Callable[[], None]) -> dict[str, Any]:
     """Time every cell.
 
     Returns
@@ -45,17 +38,13 @@ def run(
         ``cells`` with their times, and ``widths`` with the speed-ups over exact proposal, from `summary`.
     """
     cells = []
-    for width in widths:
-        for source in DISTRIBUTIONS:
-            for m in rows:
-                valid = LENGTHS["causal"](m, width).astype(np.int32)
-                scores, lengths = machine.scores(m, width, valid, source, seed)
-                timed = machine.time(scores, lengths, k, CHOICES, rounds, [])
-                cells.append(
-                    {"width": width, "rows": m, "scores": source, "floor_us": timed["floor_us"],
-                     "selectors": timed["selectors"]}
-                )  # fmt: skip
-                advance()
+    for width, source, m in itertools.product(settings.fixed["widths"], DISTRIBUTIONS, settings.fixed["rows"]):
+        valid = LENGTHS["causal"](m, width).astype(np.int32)
+        scores, lengths = machine.scores(m, width, valid, source, settings.seed)
+        timed = machine.time(scores, lengths, settings.k, CHOICES, settings.rounds, [])
+        facts = {name: timed[name] for name in ("floor_us", "selectors")}
+        cells.append({"width": width, "rows": m, "scores": source} | facts)
+        advance()
     return {"cells": cells, "widths": summary(cells)}
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from ksieve.core.policy import LINES_128, PAPER_128, SamplingPolicy
 from ksieve.core.stats import Route, Stats
 from ksieve_lab.bench.machines import Choice, Machine
+from ksieve_lab.bench.runner import Settings
 from ksieve_lab.traces.serving import Invocation
 
 MARGINS = (1.0, 1.25, 1.5, 1.75, 2.0)
@@ -108,16 +109,7 @@ class Tally:
 
 
 def run_step(
-    machine: Machine,
-    calls: Sequence[Invocation],
-    parts: Sequence[str],
-    k: int,
-    *,
-    source: str,
-    rounds: int,
-    peers: Sequence[str] | None,
-    seed: int,
-    advance: Callable[[], None],
+    machine: Machine, calls: Sequence[Invocation], parts: Sequence[str], settings: Settings, advance: Callable[[], None]
 ) -> dict[str, Any]:
     """Time every variant on every call of a step.
 
@@ -126,14 +118,15 @@ def run_step(
     dict
         ``variants`` by name, ``peers`` by name, ``floor_ms``, and ``wave`` with the latency of recovery, if asked for.
     """
-    choices = choices_of(parts)
+    choices, k, rounds = choices_of(parts), settings.k, settings.rounds
     tallies = {name: Tally() for name in choices}
     others: dict[str, Tally] = {}
     floor_us = 0.0
     wave = _Wave(machine, max(c.width for c in calls)) if "rescue" in parts else None
     for number, call in enumerate(calls):
-        scores, lengths = machine.scores(call.rows, call.width, call.lengths(), source, seed + 1000 * number)
-        timed = machine.time(scores, lengths, k, choices, rounds, peers)
+        seed = settings.seed + 1000 * number
+        scores, lengths = machine.scores(call.rows, call.width, call.lengths(), settings.scores, seed)
+        timed = machine.time(scores, lengths, k, choices, rounds, settings.peers)
         floor_us += timed["floor_us"]
         for name, facts in timed["selectors"].items():
             (tallies[name] if name in tallies else others.setdefault(name, Tally())).times.append(facts)
@@ -206,12 +199,5 @@ class _Wave:
         exact = all(facts.get("exact") is True for facts in timed["selectors"].values())
         if None in us.values() or not exact:
             return {"rows": int(keep.sum()), "exact": exact, "error": "a variant failed or was inexact"}
-        rescue, recovery = us["rescue"] - us["certified"], us["recovery"] - us["certified"]
-        return {
-            "rows": int(keep.sum()),
-            "exact": exact,
-            "wave_us": us,
-            "rescue_us": rescue,
-            "recovery_us": recovery,
-            "saved_percent": 100 * (1 - rescue / recovery) if recovery > 0 else None,
-        }
+        added = {f"{name}_us": us[name] - us["certified"] for name in ("rescue", "recovery")}
+        return {"rows": int(keep.sum()), "exact": exact} | added
