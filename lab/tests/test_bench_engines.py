@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench_engines import K, bench, fakes, host, measured  # noqa: E402
-from bench_host import ENVIRONMENT, OTHER_US, OWN_US, invoke  # noqa: E402
+from bench_host import ENVIRONMENT, OTHER_US, OWN_US, invoke, payload  # noqa: E402
 from ksieve.adapters._operators import OPERATORS  # noqa: E402
 from ksieve.adapters._tally import TALLY  # noqa: E402
 from ksieve.cli import exits  # noqa: E402
@@ -207,12 +207,12 @@ def test_first_calls_that_are_interrupted_keep_what_is_known(host, interpreters,
     assert "| 5.000 (1) | failed | failed |  |" in engine_pages.first_calls(tables.read(tmp_path))
 
 
-def test_a_build_that_fails_leaves_its_error(interpreters, monkeypatch):
+def test_a_build_that_fails_leaves_its_error(host, monkeypatch):
     def failed(*_, **__):
         raise BackendError("the process failed: no compiler")
 
     monkeypatch.setattr(first_calls, "fresh", failed)
-    found = first_calls.run(first_calls.FIRSTS[:1])
+    found = payload("engines-first", only="per_row_decode")["results"]["first_calls"]
     assert found["calls"][0][first_calls.BUILT] == {"error": "the process failed: no compiler"}
     assert engine_pages.built(found["builds"][0]).endswith("up to 16 x 131,072: the process failed: no compiler")
 

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from ksieve.core.errors import BackendError
 from ksieve.planning.tune import tasks
 from ksieve_lab.bench.engine_calls import CALLS, Inputs
-from ksieve_lab.bench.runner import Facts, Live, Progress, Settings
+from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.startup import fresh
 
 EMPTY, BUILT, BUNDLE = "empty cache", "after build", "bundle"
@@ -28,15 +28,7 @@ SECONDS, BUILD_SECONDS = 120, 300
 
 @dataclass(frozen=True)
 class First:
-    """A call in a process of its own.
-
-    Attributes
-    ----------
-    adapter : str
-        ``module.function`` of `ksieve.adapters`.
-    rows, width, k : int
-    dtype : str
-    """
+    """A call in a process of its own; `adapter` is ``module.function`` of `ksieve.adapters`."""
 
     adapter: str
     rows: int
@@ -79,59 +71,46 @@ def cases(settings: Settings) -> list[First]:
 
 
 def measure(settings: Settings, live: Live) -> Facts:
-    """Measure first calls; the payload is saved whenever more is known, so that an interruption costs the rest."""
-    tasks.require_device()
-    payload = settings.payload({})
-
-    def save(found: Facts) -> None:
-        payload["results"]["first_calls"] = found
-        live.save(payload)
-
-    firsts = cases(settings)
-    with live.phase("first calls", "processes") as progress:
-        run(firsts, progress=progress, save=save)
-    return payload
-
-
-def run(
-    firsts: Sequence[First] = FIRSTS,
-    *,
-    progress: Progress = lambda done, total: None,
-    save: Callable[[Facts], object] = lambda found: None,
-) -> Facts:
     """Measure calls in fresh processes, one at a time; the kernels are built in between, for a cache and a bundle.
+
+    The payload is saved whenever more is known, so that an interruption costs the rest.
 
     Returns
     -------
     dict
-        ``calls``: of each call, by state of the cache, the seconds of the first and of a second call until the answer
-        is there, and the kernels compiled. ``builds``: seconds and kernels of each engine's build, which fills the
-        cache and the bundle. A process that fails leaves its ``error``.
+        A payload. ``calls``: of each call, by state of the cache, the seconds of the first and of a second call until
+        the answer is there, and the kernels compiled. ``builds``: seconds and kernels of each engine's build, which
+        fills the cache and the bundle. A process that fails leaves its ``error``.
     """
-    done = itertools.count(1)
+    tasks.require_device()
+    firsts, done = cases(settings), itertools.count(1)
     none = {state: {"error": "not measured"} for state in (EMPTY, BUILT, BUNDLE)}
     calls: dict[First, dict[str, Any]] = {first: asdict(first) | none for first in firsts}
     found: dict[str, Any] = {"calls": list(calls.values()), "builds": []}
-    with tempfile.TemporaryDirectory(prefix="ksieve-first-") as name:
+    payload = settings.payload({"first_calls": found})
+    with (
+        live.phase("first calls", "processes") as progress,
+        tempfile.TemporaryDirectory(prefix="ksieve-first-") as name,
+    ):
 
-        def measure(first: First, state: str, **variables: str) -> None:
+        def call(first: First, state: str, **variables: str) -> None:
             # Each has an empty folder of its own: otherwise it would find kernels of the call before.
             own = {"KSIEVE_CACHE_DIR": tempfile.mkdtemp(dir=name), "KSIEVE_BUNDLE": ""} | variables
             calls[first][state] = _said("-c", CHILD, json.dumps(asdict(first)), seconds=SECONDS, **own)
             progress(next(done), 3 * len(firsts))
-            save(found)
+            live.save(payload)
 
         for first in firsts:
-            measure(first, EMPTY)
+            call(first, EMPTY)
         cache = Path(name, "built")
         for engine in dict.fromkeys(first.engine for first in firsts):
             own, bundle = [first for first in firsts if first.engine == engine], str(Path(name, f"{engine}.zip"))
             # It finds kernels that are those of an engine before, too.
             found["builds"].append({"engine": engine} | _build(own, cache, bundle))
             for first in own:
-                measure(first, BUILT, KSIEVE_CACHE_DIR=str(cache))
-                measure(first, BUNDLE, KSIEVE_BUNDLE=bundle)
-    return found
+                call(first, BUILT, KSIEVE_CACHE_DIR=str(cache))
+                call(first, BUNDLE, KSIEVE_BUNDLE=bundle)
+    return payload
 
 
 def _build(firsts: Sequence[First], cache: Path, bundle: str) -> dict[str, Any]:
@@ -175,6 +154,4 @@ def child(text: str | None = None) -> None:
         function(matrix, **arguments)
         synchronize()
         times.append(time.perf_counter() - begin)
-    said = report()
-    found = {"seconds": times[0], "again_seconds": times[1], "compiled": said.compiled}
-    print(json.dumps(found | {"waited_seconds": said.compile_seconds}))
+    print(json.dumps({"seconds": times[0], "again_seconds": times[1], "compiled": report().compiled}))
