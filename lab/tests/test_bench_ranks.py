@@ -36,7 +36,6 @@ def test_one_rank(tmp_path):
         for name in ("gathered", "pairs", "planned"):
             facts = case["selectors"][name]
             assert facts["exact"] is True and facts["median_us"] > 0 and facts["min_us"] <= facts["median_us"]
-    assert set(results["seconds"]) == {"scores", "first calls", "graphs", "times"}
     done = invoke("ranks-rows", "--shapes", 5000, "--out", tmp_path)
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "ranks-rows-cpu-1.json").read_text())["results"]
@@ -44,7 +43,6 @@ def test_one_rank(tmp_path):
     assert found["rows"] == 5000 == sum(found["layouts"].values()) and found["failed"] == 0
     assert "5,000 rows: 0 failed" in done.output and "50 replays, 800 rows: 0 failed" in done.output
     assert again["replays"] == 50 and again["failed"] == 0
-    assert set(results["seconds"]) == {"verified rows", "replays"}
 
 
 def test_the_page_has_whole_calls_over_the_number_of_gpus():

@@ -41,9 +41,6 @@ MOST_BYTES = 4 << 30
 _WARM_UPS = 2
 _BUSY_BYTES = 1 << 30  # written in about 300 us, in which every host enqueues a replay
 
-Spent = Callable[[str], None]
-"""Adds the time since its last call to that of a phase."""
-
 
 @contextmanager
 def group(kind: str) -> Iterator[tuple[int, int]]:
@@ -83,72 +80,40 @@ def cases(settings: Settings) -> list[tuple[int, int, str, str]]:
 
 def measure(settings: Settings, live: Live) -> Facts | None:
     """Time calls on this rank; every rank must run it. Verdicts are those of the first rank, which has the payload."""
-    with _begun(settings, live) as run:
+    kind = settings.fixed["device"]
+    with group(kind) as (rank, world):
         listed = [
-            (layout, width, _plans(layout, rows, width, settings.k, dtype, run.kind))
+            (layout, width, _plans(layout, rows, width, settings.k, dtype, kind))
             for rows, width, layout, dtype in cases(settings)
         ]
-        if run.kind == "cuda":
-            run.spent("plans")
+        if kind == "cuda":
             _compile([made for *_, plans in listed for made in plans.values()], [])
-            run.spent("compilation")
         found: list[Facts] = []
-        with run.phase("measuring", "shapes") as progress:
+        with (runner.SILENT if rank else live).phase("measuring", "shapes") as progress:
             for layout, width, plans in listed:
-                facts = _measure(plans, width, settings.rounds, settings.seed, run.spent)
-                found.append({"layout": layout} | facts)
+                found.append({"layout": layout} | _measure(plans, width, settings.rounds, settings.seed))
                 progress(len(found), len(listed))
-        return run.payload(settings, shapes=found)
+        return _payload(settings, rank, {"world": world, "shapes": found, "verified": None, "replays": None})
 
 
 def verify_rows(settings: Settings, live: Live) -> Facts | None:
     """Select and verify rows of many kinds, then replays of CUDA graphs with other scores and lengths each."""
-    rows = settings.shapes.items[0]
-    replays = -(-rows // REPLAY_SHARE)
-    with _begun(settings, live) as run:
-        if run.kind == "cuda":
-            drawn = [made for *_, made in rank_rows.drawn(rows, run.kind, settings.seed)]
-            _compile([], drawn + rank_rows.replay_plans(run.kind))
-            run.spent("compilation")
-        steps = -(-rows // rank_rows.VERIFIED_AT_A_TIME)
-        with run.phase("verifying", "steps") as progress:
-            done = itertools.count(1)
-            verified = rank_rows.verify_rows(
-                rows, kind=run.kind, seed=settings.seed, each=lambda: progress(next(done), steps)
-            )  # fmt: skip
-        run.spent("verified rows")
-        replayed = rank_rows.replay(replays, kind=run.kind, seed=settings.seed)
-        run.spent("replays")
-        return run.payload(settings, verified=verified, replays=replayed)
+    rows, kind, seed = settings.shapes.items[0], settings.fixed["device"], settings.seed
+    with group(kind) as (rank, world):
+        if kind == "cuda":
+            drawn = [made for *_, made in rank_rows.drawn(rows, kind, seed)]
+            _compile([], drawn + rank_rows.replay_plans(kind))
+        steps, done = -(-rows // rank_rows.VERIFIED_AT_A_TIME), itertools.count(1)
+        with (runner.SILENT if rank else live).phase("verifying", "steps") as progress:
+            verified = rank_rows.verify_rows(rows, kind=kind, seed=seed, each=lambda: progress(next(done), steps))
+        replays = rank_rows.replay(-(-rows // REPLAY_SHARE), kind=kind, seed=seed)
+        return _payload(settings, rank, {"world": world, "shapes": [], "verified": verified, "replays": replays})
 
 
-class _Run:
-    """A run on this rank: its phases, and the seconds of each."""
-
-    def __init__(self, kind: str, live: Live) -> None:
-        self.kind, self.world, self.first = kind, distributed().get_world_size(), distributed().get_rank() == 0
-        self.phase = (live if self.first else runner.SILENT).phase
-        self._seconds: dict[str, float] = {}
-        self._since = time.perf_counter()
-
-    def spent(self, phase: str) -> None:
-        """Add the time since the last call to that of a phase."""
-        now = time.perf_counter()
-        self._seconds[phase] = round(self._seconds.get(phase, 0) + now - self._since, 3)
-        self._since = now
-
-    def payload(self, settings: Settings, **results: Any) -> Facts | None:
-        """Payload of the first rank."""
-        found = {"world": self.world, "shapes": [], "verified": None, "replays": None, "seconds": self._seconds}
-        written: Facts = {"dtypes": list(settings.dtypes), "dtype": None}
-        payload = settings.payload(found | results, gpu=self.kind == "cuda" and self.first, **written)
-        return payload if self.first else None
-
-
-@contextmanager
-def _begun(settings: Settings, live: Live) -> Iterator[_Run]:
-    with group(settings.fixed["device"]):
-        yield _Run(settings.fixed["device"], live)
+def _payload(settings: Settings, rank: int, results: Facts) -> Facts | None:
+    """Payload of the first rank."""
+    gpu = settings.fixed["device"] == "cuda"
+    return None if rank else settings.payload(results, gpu=gpu, dtypes=list(settings.dtypes), dtype=None)
 
 
 def _plans(name: str, rows: int, width: int, k: int, dtype: str, kind: str) -> dict[str, ShardPlan]:
@@ -197,7 +162,7 @@ def _compile(timed: Iterable[ShardPlan], others: Iterable[ShardPlan]) -> None:
 # ---- times -------------------------------------------------------------------------------------------------
 
 
-def _measure(plans: dict[str, ShardPlan], width: int, rounds: int, seed: int, spent: Spent) -> dict[str, Any]:
+def _measure(plans: dict[str, ShardPlan], width: int, rounds: int, seed: int) -> dict[str, Any]:
     """Times of one shape, the slowest rank's: the shard alone, a gather of pairs as engines write it, and plans."""
     made = plans["pairs"]
     shape, kind, dtype = made.shape, made.device, made.dtype
@@ -212,7 +177,6 @@ def _measure(plans: dict[str, ShardPlan], width: int, rounds: int, seed: int, sp
     found: dict[str, Any] = {"rows": rows, "width": width, "k": k, "dtype": dtype, "sets": sets, "selectors": {}}
     judged = min(rows, MOST_JUDGED)
     whole = _whole(shards[0][:judged], made)
-    spent("scores")
     for name, call in calls.items():
         facts: dict[str, Any] = {}
         found["selectors"][name] = facts
@@ -227,9 +191,7 @@ def _measure(plans: dict[str, ShardPlan], width: int, rounds: int, seed: int, sp
         elif made.rank == 0:
             exact = bool(verify(whole, None, answer[:judged], k=k))
         facts["exact"] = exact if made.rank == 0 else None
-    spent("first calls")
     runs = {name: _timer(call, sets, kind) for name, call in calls.items()}
-    spent("graphs")
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(_WARM_UPS + rounds):
         first = number % len(runs)
@@ -244,7 +206,6 @@ def _measure(plans: dict[str, ShardPlan], width: int, rounds: int, seed: int, sp
     local_us = found["selectors"]["local"]["median_us"]
     for name in ("gathered", *plans):
         found["selectors"][name]["added_us"] = found["selectors"][name]["median_us"] - local_us
-    spent("times")
     return found
 
 

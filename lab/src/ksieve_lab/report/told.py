@@ -124,7 +124,7 @@ def _plain(text: str) -> str:
 
 
 def _notes(results: Facts, cases: Sequence[Facts]) -> Iterator[Note]:
-    """Why cases and selectors have no time, what was not compared, and how long each phase took."""
+    """Why cases and selectors have no time, and what was not compared."""
     steps = [{"request": name, "selectors": step["variants"] | step["peers"]}
              for name, step in results.get("steps", {}).items()]  # fmt: skip
     others = [*results.get("requests", ()), *steps, *results.get("activation", {}).get("cells", ())]
@@ -151,5 +151,3 @@ def _notes(results: Facts, cases: Sequence[Facts]) -> Iterator[Note]:
             f"the GPU context was lost by {by} in {lost['call']} ({lost['error']}), and nothing was measured after it: "
             f"--only '!{lost['call']}' measures the others"
         )
-    if seconds := results.get("seconds"):
-        yield Note("seconds: " + ", ".join(f"{phase} {spent:.1f}" for phase, spent in seconds.items()))
