@@ -15,8 +15,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import tasks, timing, variants
-from ksieve_lab.bench import block_rows, blocks, floor, record
-from ksieve_lab.bench.block_rows import judged
+from ksieve_lab.bench import block_rows, blocks, calls, floor, record
 from ksieve_lab.report import specs, tables
 
 torch = pytest.importorskip("torch")
@@ -166,8 +165,8 @@ def test_what_is_written_beside_an_output_is_seen():
 @pytest.mark.parametrize("name", KINDS)
 def test_random_faults_are_found_where_verify_finds_them(name):
     batch, outputs = made(KINDS[name])
-    live = ROWS if batch.live is None else batch.live
-    assert not any(refuted(judged(batch, outputs)))
+    live = batch.judged
+    assert not any(refuted(calls.faults(batch.scores, batch.call, outputs, batch.live)))
     rng = np.random.default_rng(len(name))
     seen = 0
     for _ in range(6):
@@ -191,8 +190,9 @@ def test_random_faults_are_found_where_verify_finds_them(name):
             else:
                 slots[row] = slots[row].flip(0)
         # What lies behind a count, verify does not read; nor what is written in place of the positions.
-        ours = refuted(judged(batch, changed), (*OF_WRITING, *["unused slots"] * ("counts_out" in outputs)))
-        host = block_rows.by_verify(batch, changed, live).tolist()
+        faults = calls.faults(batch.scores, batch.call, changed, batch.live)
+        ours = refuted(faults, (*OF_WRITING, *["unused slots"] * ("counts_out" in outputs)))
+        host = calls.by_verify(batch.scores, batch.call, changed, live).tolist()
         assert ours[:live] == host, [i for i in range(live) if ours[i] != host[i]]
         seen += sum(ours)
     assert seen >= ROWS // 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,6 +149,11 @@ class Batch:
     call: dict[str, Any] = field(default_factory=dict)
     live: int | None = None
 
+    @property
+    def judged(self) -> int:
+        """Rows that are selected from."""
+        return self.rows if self.live is None else self.live
+
 
 def batches(count: int) -> Iterator[Batch]:
     """Calls with `count` rows or a few more, divided among kinds and dtypes; those of a kind have equal rows."""
@@ -209,9 +214,9 @@ def verify_rows(
         batch = replace(listed_batch)  # whose arrays are not kept
         families = fill(batch, seed, where)
         outputs, intact = answer(batch, plan_of(batch, device), topk or api.topk)
-        reasons = judged(batch, outputs)
+        reasons = calls.faults(batch.scores, batch.call, outputs, batch.live)
         bad = sum(reasons.values()) > 0
-        head = by_verify(batch, outputs, VERIFIED)
+        head = calls.by_verify(batch.scores, batch.call, outputs, min(VERIFIED, batch.judged))
         host += head.size
         bad[: head.size] |= bad.new_tensor(head.tolist())
         if not intact:
@@ -361,15 +366,3 @@ def answer(batch: Batch, plan: Plan, topk: Topk) -> tuple[dict[str, Any], bool]:
     before = {name: beside.clone() for name, beside in memory.items()}
     topk(batch.scores, call.pop("lengths", None), call.pop("k"), plan=plan, **outputs, **call)
     return outputs, all(bool((beside == before[name]).all()) for name, beside in memory.items())
-
-
-def judged(batch: Batch, outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Which rows the oracle refutes, by reason."""
-    return calls.faults(batch.scores, batch.call, outputs, batch.live)
-
-
-def by_verify(batch: Batch, outputs: Mapping[str, Any], most: int) -> NDArray[np.bool_]:
-    """Which of the first `most` live rows, or a few more of whole requests, `ksieve.verify` refutes."""
-    live = batch.rows if batch.live is None else batch.live
-    n = batch.kind.asked.get("next_n", 1)
-    return calls.by_verify(batch.scores, batch.call, outputs, min(-(-most // n) * n, live))

@@ -25,13 +25,8 @@ Keywords = dict[str, Any]
 class Option:
     """An option to time.
 
-    Attributes
-    ----------
-    name : str
-    keywords : callable
-        Makes the arguments that ask for it from (rows, width, k, lengths).
-    scores : callable, optional
-        Makes its scores from those of the plain call. Default: the same.
+    `keywords` makes the arguments that ask for it from (rows, width, k, lengths), and `scores` its scores from those of
+    the plain call.
     """
 
     name: str
