@@ -76,19 +76,10 @@ FAMILIES = (
 
 
 def fill(name: str, matrix: Any, lengths: Any, k: int, policy: SamplingPolicy | None, seed: int = 0) -> None:
-    """Fill a float32 matrix with a family.
+    """Fill a float32 matrix with a family of `FAMILIES`.
 
-    Parameters
-    ----------
-    name : str
-        A name of `FAMILIES`.
-    matrix : torch.Tensor, shape (rows, width)
-    lengths : torch.Tensor of int32, shape (rows,)
-    k : int
-        Where families with a boundary of their own put it.
-    policy : SamplingPolicy or None
-        Whose period or sampled positions families aim at; None aims at `LINES_64`.
-    seed : int
+    Families with a boundary of their own put it at rank `k`; others aim at the period or the sampled positions of
+    `policy`, without one of `LINES_64`.
     """
     import torch
 

@@ -54,19 +54,8 @@ Topk = Callable[..., Any]
 class Kind:
     """Calls with the same options.
 
-    Attributes
-    ----------
-    name : str
-    k, width : int
-    asked : dict
-        Options of `ksieve.topk`.
-    arrays : tuple of str
-        Arrays that are passed, by name; "live" stands for `num_rows`, "k" for an array k.
-    dtypes : tuple of str
-    most : int
-        Rows of a call.
-    share : float
-        Rows, over those of a usual kind.
+    `asked`: options of `ksieve.topk`. `arrays`: those that are passed, by name; "live" stands for `num_rows`, "k" for
+    an array k. `most`: rows of a call. `share`: rows, over those of a usual kind.
     """
 
     name: str
@@ -176,29 +165,14 @@ def plan_of(batch: Batch, device: DeviceInfo | str) -> Plan:
 
 
 def verify_rows(
-    count: int,
-    *,
-    device: DeviceInfo | str = "cpu",
-    seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-    topk: Topk | None = None,
-    where: str | None = None,
-) -> dict[str, Any]:
+    count: int, *, device: DeviceInfo | str = "cpu", seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None, topk: Topk | None = None, where: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Select and verify rows of many kinds.
 
-    Parameters
-    ----------
-    count : int
-        Rows; a few more are verified, so that calls of a kind have equal shapes.
-    device : DeviceInfo or str
-        That of the plans.
-    seed : int
-    progress : callable, optional
-        Called as ``progress(calls done, calls in all)``.
-    topk : callable, optional
-        In place of `ksieve.topk`.
-    where : str, optional
-        Device of the tensors, by default that of the plans.
+    `count`: rows; a few more are verified, so that calls of a kind have equal shapes. `device`: that of the plans.
+    `progress`: called as ``progress(calls done, calls in all)``. `topk`: in place of `ksieve.topk`. `where`: device of
+    the tensors, by default that of the plans.
 
     Returns
     -------
@@ -235,8 +209,7 @@ def verify_rows(
             tallies[name].update(counted * batch.rows)
         tallies["families"].update(families)
         done += batch.rows
-        if progress is not None:
-            progress(number, len(listed))
+        progress(number, len(listed))
     return {
         "rows": done, "failed": failed, "exact": not failed, "by_verify": host, "calls": len(listed),
         **{name: dict(counted) for name, counted in tallies.items()}, "wrong": wrong[:20],

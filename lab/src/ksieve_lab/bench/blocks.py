@@ -34,17 +34,7 @@ SCORED = ((8192, 1_048_576), (65_536, 1_048_576))
 
 @dataclass(frozen=True)
 class Model:
-    """A model's call.
-
-    Attributes
-    ----------
-    name : str
-    steps : Steps
-    shapes : sequence of (rows, positions)
-        In the default measurement.
-    per : int
-        Positions that a score stands for.
-    """
+    """A model's call: `shapes` are rows and positions of the default measurement, `per` positions of a score."""
 
     name: str
     steps: Steps
@@ -68,13 +58,7 @@ Case = tuple[Model, int, int, str]
 
 
 def cases(settings: Settings) -> list[Case]:
-    """Models at their own shapes, or at those given.
-
-    Raises
-    ------
-    ArgumentError
-        If a shape has rows of fewer than k entries.
-    """
+    """Models at their own shapes, or at those given; `ArgumentError` if a shape has rows of fewer than k entries."""
     known = {model.name: model for model in MODELS}
     listed: list[Case] = []
     for model in (known[name] for name in settings.chosen(known)):
@@ -95,14 +79,10 @@ def width_of(model: Model, positions: int) -> int:
 def measure(settings: Settings, live: Live) -> Facts:
     """Measure calls, their parts, and the same results from PyTorch operations, in rotated rounds.
 
-    On CUDA each contender is a CUDA graph, and inputs are not in L2; on the CPU the plain read is ``amax``.
-
-    Returns
-    -------
-    dict
-        A payload. Of every case: the times of all contenders and whether their answers were exact; ``of_floor``, the
-        plain read over them; ``of_parts``, our time over that of selection and write; ``times_faster``, the time of
-        each contender around a selector over ours.
+    On CUDA each contender is a CUDA graph, and inputs are not in L2; on the CPU the plain read is ``amax``. A payload
+    has of every case: the times of all contenders and whether their answers were exact; ``of_floor``, the plain read
+    over them; ``of_parts``, our time over that of selection and write; ``times_faster``, the time of each contender
+    around a selector over ours.
     """
     return gpu.by_case(
         settings, live, results=lambda found, _: {"shapes": found, "verified": None}, measure=_measure, plans=_plans,

@@ -58,17 +58,9 @@ _Way = TypeVar("_Way", bound=ways.Tiles)
 class Selector:
     """A selection for every stage.
 
-    Attributes
-    ----------
-    name : str
-    parts : sequence of Contender
-        Of each stage: selects from its scores, and verifies the answer while they are in the buffer.
-    masked : bool
-        Whether it needs -inf past every length.
-    whole : callable, optional
-        In place of `parts`: produces the scores of all stages and selects from them, without the matrix.
-    bytes : int, optional
-        Of a selector with `whole`: memory beside factors and answers.
+    `parts`: of each stage, selects from its scores, and verifies the answer while they are in the buffer. `masked`: it
+    needs -inf past every length. `whole`: in place of `parts`, produces the scores of all stages and selects from them,
+    without the matrix; `bytes` is its memory beside factors and answers.
     """
 
     name: str
@@ -108,13 +100,7 @@ def cases(settings: Settings) -> list[tuple[str, list[Invocation]]]:
 
 
 def measure(settings: Settings, live: Live) -> Facts:
-    """Measure the chain of every request.
-
-    Raises
-    ------
-    BackendError
-        Without a GPU, PyTorch or the producer.
-    """
+    """Measure the chain of every request; `BackendError` without a GPU, PyTorch or the producer."""
     device, listed = tasks.require_device(), cases(settings)
     produce = producers.load(settings.fixed["producer"])
     heads = int(settings.shapes.how or settings.fixed["heads"])

@@ -37,13 +37,8 @@ SHIFTS = (-10.0, -1.0, -0.05, 0.05, 1.0, 10.0)
 class Found:
     """The row of a search that costs the most work.
 
-    Attributes
-    ----------
-    row : ndarray of float32, shape (width,)
-    work : int
-        Its work, the minimum over several fresh seeds, so that one unlucky seed does not count.
-    random_work : float
-        Median work of plain random rows.
+    `work`: the minimum over several fresh seeds, so that one unlucky seed does not count. `random_work`: the median of
+    plain random rows.
     """
 
     row: F32
@@ -57,16 +52,10 @@ class Found:
 
 
 def search(plan: Plan, steps: int, seed: int) -> Found:
-    """Climb from each of several beginnings.
+    """Climb from each of several beginnings, by so many steps in all.
 
-    Parameters
-    ----------
-    plan : Plan
-        For the CPU and rows of one width, longer than k.
-    steps : int
-        Changes tried in all.
-    seed : int
-        Of the search and of the seeds that it judges under.
+    `plan`: for the CPU and rows of one width, longer than k. `seed`: of the search, and of the seeds that it judges
+    under.
     """
     rng = np.random.default_rng(seed)
     width = plan.problem.width

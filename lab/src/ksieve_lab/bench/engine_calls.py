@@ -28,16 +28,9 @@ _VLLM_KS = (512, 1024, 2048)
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a call selects from.
+    """What a call selects from: a matrix (rows, width), lengths of int32 (rows,), and the columns of the output.
 
-    Attributes
-    ----------
-    matrix : torch.Tensor, shape (rows, width)
-    lengths : torch.Tensor of int32, shape (rows,)
-    k : int
-        Columns of the output.
-    metadata : torch.Tensor, optional
-        SGLang's plan of the lengths, which an engine makes once a step.
+    `metadata` is SGLang's plan of the lengths, which an engine makes once a step.
     """
 
     matrix: Any
@@ -75,20 +68,9 @@ class Inputs:
 class Call:
     """How an operator is called.
 
-    Attributes
-    ----------
-    arguments : callable
-        Makes the arguments behind the scores, by name.
-    dtypes : tuple of str
-        Those of the engine's own operator.
-    ks : tuple of int
-        The k that it takes; empty: any.
-    most_k, most_rows, most_width : int, optional
-        Limits of the engine's own operator. A larger k is clamped.
-    whole : bool
-        Whether it takes no lengths.
-    expand : int
-        Columns of an entry that is selected.
+    `arguments` makes those behind the scores, by name. The engine's own operator takes scores of `dtypes`, a k of `ks`
+    (empty: any), and no more than `most_k`, to which a larger k is clamped, `most_rows` and `most_width`. `whole`: it
+    takes no lengths. `expand`: columns of an entry that is selected.
     """
 
     arguments: Callable[[Inputs], dict[str, Any]]

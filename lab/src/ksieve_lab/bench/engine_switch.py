@@ -31,15 +31,7 @@ def names_of(engines: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Replaced:
-    """An operator before and after the switch.
-
-    Attributes
-    ----------
-    call : Call
-    own, served : callable
-        What the engine had under the name, and what it has now.
-    operator : ksieve.adapters._operators.Operator
-    """
+    """An operator before and after the switch: `own` is what the engine had, and `served` what it has now."""
 
     operator: Any
     call: Call
@@ -63,19 +55,8 @@ def installed(
 ) -> Iterator[tuple[list[Replaced], dict[str, str], dict[str, str]]]:
     """Import operators of some engines, by their full names, and replace them until the end.
 
-    Yields
-    ------
-    operators : list of Replaced
-        Each once, although engines share some.
-    absent : dict of str to str
-        Why others are not measured, by name.
-    versions : dict of str to str
-        Of the engines' distributions.
-
-    Raises
-    ------
-    BackendError
-        If there is no operator to measure.
+    Yields the operators, each once although engines share some; by name why others are not measured; and the versions
+    of the engines' distributions. Raises `BackendError` if there is no operator to measure.
     """
     from ksieve.adapters import _signatures, _switch
     from ksieve.adapters._operators import OPERATORS

@@ -135,17 +135,10 @@ def _plan(case: Case, k: int, device: DeviceInfo) -> Plan:
 def measure(settings: Settings, live: Live) -> Facts:
     """Time operators before and after, and what a call costs the host.
 
-    Returns
-    -------
-    dict
-        A payload. ``shapes``: every case with the times of both, whether their answers were exact, and the engine's
-        time over that of ksieve. ``host``: microseconds of a call by operator. ``lost``: the call that lost the GPU
-        context, whose it was, and its error; nothing was measured after it.
-
-    Raises
-    ------
-    BackendError
-        Without PyTorch or a GPU, or when a first call has lost the GPU context.
+    A payload has ``shapes``: every case with the times of both, whether their answers were exact, and the engine's time
+    over that of ksieve; ``host``: microseconds of a call by operator; and ``lost``: the call that lost the GPU context,
+    whose it was, and its error; nothing was measured after it. Raises `BackendError` without PyTorch or a GPU, or when
+    a first call has lost the GPU context.
     """
     tasks.require_device()
     engines, k = settings.peers or list(engine_switch.ENGINES), settings.k

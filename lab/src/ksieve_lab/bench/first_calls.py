@@ -73,14 +73,10 @@ def cases(settings: Settings) -> list[First]:
 def measure(settings: Settings, live: Live) -> Facts:
     """Measure calls in fresh processes, one at a time; the kernels are built in between, for a cache and a bundle.
 
-    The payload is saved whenever more is known, so that an interruption costs the rest.
-
-    Returns
-    -------
-    dict
-        A payload. ``calls``: of each call, by state of the cache, the seconds of the first and of a second call until
-        the answer is there, and the kernels compiled. ``builds``: seconds and kernels of each engine's build, which
-        fills the cache and the bundle. A process that fails leaves its ``error``.
+    The payload is saved whenever more is known, so that an interruption costs the rest. It has ``calls``: of each, by
+    state of the cache, the seconds of the first and of a second call until the answer is there, and the kernels
+    compiled; and ``builds``: seconds and kernels of each engine's build, which fills the cache and the bundle. A
+    process that fails leaves its ``error``.
     """
     tasks.require_device()
     firsts, done = cases(settings), itertools.count(1)

@@ -25,18 +25,8 @@ PER_ROW, DEALT, BULK = 0, 1, 2
 class ReadKernel:
     """One specialisation of floor.cu.
 
-    Attributes
-    ----------
-    name : str
-    mode : int
-        `PER_ROW`, `DEALT` or `BULK`.
-    threads : int
-    unroll : int
-        16-byte loads in flight per thread, or shared buffers of a CTA (`BULK`).
-    chunk : int
-        Bytes that a CTA takes at a time.
-    ctas_per_sm : int
-        Resident CTAs per multiprocessor; unused by `PER_ROW`.
+    `mode`: `PER_ROW`, `DEALT` or `BULK`. `unroll`: 16-byte loads in flight per thread, or shared buffers of a CTA
+    (`BULK`). `chunk`: bytes that a CTA takes at a time. `ctas_per_sm`: resident CTAs; unused by `PER_ROW`.
     """
 
     name: str

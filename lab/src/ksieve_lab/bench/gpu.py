@@ -30,18 +30,9 @@ from ksieve_lab.traces.serving import invocations
 class Case:
     """Input of a selection.
 
-    Attributes
-    ----------
-    rows, width, k : int
-    dtype : str
-    lengths : str or ndarray of int32
-        A kind of lengths, a number that all rows have, or the lengths themselves.
-    family : str
-        Of adversarial scores; "" for the scores of the run.
-    number : int
-        The scores of cases with other numbers are others.
-    names : mapping
-        Further names of the case in the result file.
+    `lengths`: a kind of lengths, a number that all rows have, or an array of them. `family`: of adversarial scores; ""
+    for the scores of the run. The scores of cases with another `number` are others. `names`: further ones of the case,
+    in the result file.
     """
 
     rows: int
@@ -74,30 +65,13 @@ def by_case(
     measure: Callable[[Any, Here], Facts] | None = None, written: Callable[[Settings], Facts] = lambda settings: {},
     plans: Callable[[Any, Here], Iterable[Callable[[], Plan]]] | None = None,
 ) -> Facts:  # fmt: skip
-    """Measure the cases of a bench, on a GPU unless the bench is one of the CPU.
+    """Measure the cases of a bench, on a GPU unless the bench is one of the CPU; returns the payload of a result file.
 
-    Parameters
-    ----------
-    settings : Settings
-    live : Live
-    results : callable
-        ``results(found, settings)`` returns the results of the file, from the facts of all cases.
-    measure : callable, optional
-        ``measure(case, here)`` returns the facts of a case. Default: `measure_case`.
-    written : callable
-        Further settings for the file; None drops one.
-    plans : callable, optional
-        ``plans(case, here)`` makes functions that make the plans of a case. Default: `plans_of`.
-
-    Returns
-    -------
-    dict
-        The payload of a result file; a case that does not fit into memory is listed with the reason.
-
-    Raises
-    ------
-    BackendError
-        Without PyTorch, or a GPU where the bench needs one.
+    `results`: ``results(found, settings)`` returns the results of the file, from the facts of all cases; a case that
+    does not fit into memory has the reason. `measure`: ``measure(case, here)`` returns the facts of a case; default:
+    `measure_case`. `written`: further settings for the file; None drops one. `plans`: ``plans(case, here)`` makes
+    functions that make the plans of a case; default: `plans_of`. Raises `BackendError` without PyTorch, or a GPU where
+    the bench needs one.
     """
     device, listed = device_of(settings), settings.bench.cases(settings)
     law = scores.source_of(settings.scores) if settings.scores else fills.endpoint_structured
@@ -167,11 +141,8 @@ def measure_task(
 ) -> Facts:  # fmt: skip
     """Time plain reads, plans and peers on one task, in rotated rounds; ``torch.topk``, which is slow, in its own.
 
-    Returns
-    -------
-    dict
-        ``floor_us`` and how it was read, and of every selector its times, whether its answers were exact, and the floor
-        divided by its median.
+    Returns ``floor_us`` and how it was read, and of every selector its times, whether its answers were exact, and the
+    floor divided by its median.
     """
     dtype = str(task.matrices[0].dtype).removeprefix("torch.")
     reads = floor.contenders(list(task.matrices), task.lengths, device)
@@ -212,12 +183,8 @@ def timed(
 ) -> tuple[Facts, dict[str, Facts]]:  # fmt: skip
     """Time plain reads and contenders in rotated rounds.
 
-    Returns
-    -------
-    facts : dict
-        The time of the fastest read, and which it was.
-    selectors : dict of dict
-        Of every contender its times, whether its answers were exact, and the fastest read over its median.
+    Returns the time of the fastest read, and which it was; and of every contender its times, whether its answers were
+    exact, and the fastest read over its median.
     """
     times = (clock or timing.measure)([*reads, *contenders], sets, read_bytes, rounds=rounds)
     own, others = times[: len(reads)], times[len(reads) :]
@@ -340,12 +307,9 @@ def found_traces(found: Sequence[Facts], settings: Settings) -> Facts:
 def total(results: Sequence[Mapping[str, Any]]) -> Facts:
     """Sum a trace.
 
-    Returns
-    -------
-    dict
-        ``floor_us``, the sum of each invocation's fastest plain read, and per selector ``total_us`` and ``of_floor``,
-        or no sum of one that failed or was inexact anywhere. Nothing is summed of a trace with an invocation that did
-        not fit.
+    Returns ``floor_us``, the sum of each invocation's fastest plain read, and per selector ``total_us`` and
+    ``of_floor``, or no sum of one that failed or was inexact anywhere. Nothing is summed of a trace with an invocation
+    that did not fit.
     """
     if any("skipped" in result for result in results):
         return {"skipped": sum("skipped" in result for result in results)}

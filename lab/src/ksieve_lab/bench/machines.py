@@ -216,12 +216,7 @@ def check_anywhere(source: str) -> None:
 
 
 def machine_of(backend: str) -> Machine:
-    """Return the machine of a backend: "cpu", "reference", "cuda", or "auto" for a GPU where there is one.
-
-    Raises
-    ------
-    ArgumentError, BackendError
-    """
+    """Return the machine of a backend: "cpu", "reference", "cuda", or "auto" for a GPU where there is one."""
     from ksieve.files.stream import choose_backend
 
     check_backend(backend)

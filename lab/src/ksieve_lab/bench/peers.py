@@ -24,20 +24,10 @@ Own = tuple[Operator, Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Peer:
-    """A selector of another library.
+    """A selector of another library, by its name in tables.
 
-    Attributes
-    ----------
-    name : str
-        Name in tables.
-    adapter : str
-        Of the operators, the first of which that is there is called.
-    refuses : callable
-        Why it cannot do a task, beyond what its call says; None if it can.
-    more : mapping
-        Further arguments.
-    algorithm : str
-        Back end of FlashInfer.
+    `adapter`: of the operators, the first of which that is there is called. `refuses`: why it cannot do a task, beyond
+    what its call says; None if it can. `more`: further arguments. `algorithm`: back end of FlashInfer.
     """
 
     name: str
@@ -64,13 +54,7 @@ class Peer:
 
 
 def contender(peer: Peer, own: Own, task: Task, rounds: int | None = None) -> Contender:
-    """Make a contender whose answers are verified.
-
-    Raises
-    ------
-    UnsupportedError
-        If the peer cannot do the task.
-    """
+    """Make a contender whose answers are verified; `UnsupportedError` if the peer cannot do the task."""
     (operator, function), call = own, peer.call
     dtype = str(task.matrices[0].dtype).removeprefix("torch.")
     if reason := call.refusal(task.rows, task.width, task.k, dtype) or peer.refuses(task):
@@ -88,23 +72,10 @@ def contender(peer: Peer, own: Own, task: Task, rounds: int | None = None) -> Co
 
 
 def available(names: Iterable[str] | None = None) -> tuple[list[tuple[Peer, Own]], dict[str, str]]:
-    """Peers that can be loaded, and why the others cannot.
+    """Peers that can be loaded, and by name why the others cannot.
 
-    Parameters
-    ----------
-    names : iterable of str, optional
-        Names of peers, or their leading words ("sglang"); None means all.
-
-    Returns
-    -------
-    loaded : list of (Peer, Own)
-    skipped : dict of str to str
-        Reasons by name.
-
-    Raises
-    ------
-    ArgumentError
-        If no library has a name of the list.
+    `names`: those of peers, or their leading words ("sglang"); None means all. Raises `ArgumentError` if no library has
+    a name of the list.
     """
     asked = list(names) if names is not None else None
     check_names(asked)

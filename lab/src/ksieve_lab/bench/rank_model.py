@@ -38,22 +38,9 @@ def measure(settings: Settings, live: Live) -> Facts:
 def predict(worlds: Sequence[int], measured: Sequence[Mapping[str, Any]]) -> Facts:
     """Predict the times of `SHAPES` on some numbers of GPUs.
 
-    Parameters
-    ----------
-    worlds : sequence of int
-    measured : sequence of dict
-        Payloads of `ksieve_lab.bench.ranks.measure` on GPUs, of two numbers of ranks or more.
-
-    Returns
-    -------
-    dict
-        A payload. Microseconds, as in the measured files: of the shard alone, and what is added to it; and the rate
-        of each GPU as a share of one GPU's that has whole rows.
-
-    Raises
-    ------
-    ArgumentError
-        There are fewer than two measured numbers of ranks.
+    `measured` are payloads of `ksieve_lab.bench.ranks.measure` on GPUs, and `ArgumentError` says if they are of fewer
+    than two numbers of ranks. The payload has microseconds, as the measured files: of the shard alone, and what is
+    added to it; and the rate of each GPU as a share of one GPU's that has whole rows.
     """
     link = LINKS[LINK]
     found = [p for p in measured if p["settings"]["device"] == "cuda" and p["results"]["shapes"]]

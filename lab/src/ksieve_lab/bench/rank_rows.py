@@ -38,24 +38,10 @@ Each = Callable[[], None] | None
 
 
 def judge(made: ShardPlan, whole: Any, lengths: Any, found: Any) -> tuple[int, Any]:
-    """Count the wrong rows of an answer, and join it.
+    """Count the wrong rows of an answer, and join it: positions of all ranks, ascending, then -1.
 
-    Parameters
-    ----------
-    made : ShardPlan
-    whole : Tensor, shape (rows, width)
-        Whole rows.
-    lengths : array of int32, shape (rows,), or None
-        Of whole rows.
-    found : Tensor, or two
-        What `topk` returned for the plan.
-
-    Returns
-    -------
-    wrong : int
-        On the first rank; others count only faults in what ranks own.
-    answer : Tensor of int32, shape (rows, k)
-        Positions of all ranks, ascending, then -1.
+    `whole`, `lengths`: whole rows. `found`: what `topk` returned for the plan. The count is that of the first rank;
+    others count only faults in what ranks own.
     """
     if made.output == "global":
         answer, wrong = found, np.zeros(len(found), bool)
@@ -106,11 +92,8 @@ def _misheld(made: ShardPlan, indices: Any, counts: Any) -> Any:
 def verify_rows(count: int, *, kind: str = "cpu", seed: int = 0, each: Each = None) -> dict[str, Any]:
     """Select and verify rows of many kinds.
 
-    Returns
-    -------
-    dict
-        "rows", "failed" and "exact" (None on other ranks than the first), "digest", equal for equal answers, and
-        "layouts": rows of each.
+    Returns "rows", "failed" and "exact" (None on other ranks than the first), "digest", equal for equal answers, and
+    "layouts": rows of each.
     """
     import torch
 
@@ -204,12 +187,8 @@ def replay_plans(kind: str) -> list[ShardPlan]:
 def replay(count: int, *, kind: str = "cpu", seed: int = 0) -> dict[str, Any]:
     """Replay graphs of calls, with other scores and lengths each time, and verify every answer.
 
-    On the CPU, which has no graphs, each replay is a call.
-
-    Returns
-    -------
-    dict
-        "replays", "rows", "failed" and "exact" (None on other ranks than the first), and "schedules".
+    On the CPU, which has no graphs, each replay is a call. Returns "replays", "rows", "failed" and "exact" (None on
+    other ranks than the first), and "schedules".
     """
     plans = replay_plans(kind)
     failed = 0

@@ -44,13 +44,7 @@ _BUSY_BYTES = 1 << 30  # written in about 300 us, in which every host enqueues a
 
 @contextmanager
 def group(kind: str) -> Iterator[tuple[int, int]]:
-    """Join the process group that ``torchrun`` asks for, or one of this process alone; yields rank and world.
-
-    Raises
-    ------
-    BackendError
-        PyTorch is not installed.
-    """
+    """Join the process group that ``torchrun`` asks for, or one of this process alone; yields rank and world."""
     try:
         import torch.distributed as dist
     except ImportError:

@@ -42,14 +42,8 @@ def _silent(description: str, unit: str) -> AbstractContextManager[Progress]:
 class Live:
     """What becomes known while a bench runs.
 
-    Attributes
-    ----------
-    phase : callable
-        ``phase(description, unit)`` begins a phase, and yields what its progress is told.
-    each : callable, optional
-        Called with the facts of every case as it is done.
-    save : callable
-        Called with a payload that is not complete yet.
+    ``phase(description, unit)`` begins a phase, and yields what its progress is told. `each` is called with the facts
+    of every case as it is done, `save` with a payload that is not complete yet.
     """
 
     phase: Callable[[str, str], AbstractContextManager[Progress]] = _silent
@@ -62,36 +56,18 @@ SILENT = Live()
 
 @dataclass(frozen=True)
 class Bench:
-    """An entry of the table of benches. None as the default of an option means that the bench has no use for it.
+    """An entry of the table of benches.
 
-    Attributes
-    ----------
-    name, line : str
-        As the user writes it, and what it measures.
-    cases : callable
-        ``cases(settings)`` lists what is measured; it needs no device.
-    measure : callable
-        ``measure(settings, live)`` returns the payload of a result file; None on all ranks but the first.
-    stem : str
-        Name of the result file, with fields of `Settings.stem`.
-    shapes, only, k, dtype, scores, peers, rounds, seed
-        Defaults of the options, as a user would write them.
-    reader : callable
-        Reads ``--shapes``.
-    source : callable
-        Refuses ``--scores`` that the bench cannot make.
-    several : bool
-        Whether ``--dtype`` may be a list.
-    others : callable
-        Reads ``--peers``: names of other libraries, None for all, and plans of our own.
-    torch_rounds : int
-        Timed rounds of ``torch.topk``, which is slow; 0 times it only where it is asked for by name.
-    figures : bool
-        Whether results have figures.
-    kind : str
-        Of the result file, where it is not the name.
-    fixed : mapping
-        What else the bench has decided.
+    `name` is as the user writes it, `line` says what is measured. ``cases(settings)`` lists it, without a device;
+    ``measure(settings, live)`` returns the payload of a result file, or None on all ranks but the first. `stem` is the
+    name of that file, with fields of `Settings.stem`, and `kind` its bench, where that is not the name. `figures`:
+    results have some.
+
+    `shapes` to `seed` are defaults of options, as a user would write them; None: the bench has no use for the option.
+    `reader` reads ``--shapes``, `source` refuses ``--scores`` that the bench cannot make, `several` says that
+    ``--dtype`` may be a list, and `others` reads ``--peers``: names of other libraries, None for all, and plans of our
+    own. `torch_rounds`: timed rounds of ``torch.topk``, which is slow; 0 times it only where it is asked for by name.
+    `fixed`: what else the bench has decided.
     """
 
     name: str
@@ -119,10 +95,7 @@ class Bench:
     def read(self, **asked: Any) -> Settings:
         """Settings of a run, from options as they are written; None leaves one to the table.
 
-        Raises
-        ------
-        ArgumentError
-            If the bench has no use for an option, or cannot use its value.
+        Raises `ArgumentError` if the bench has no use for an option, or cannot use its value.
         """
         for name, value in asked.items():
             if value is not None and getattr(self, name) is None:
@@ -196,12 +169,8 @@ class Settings:
     def chosen(self, names: Iterable[str]) -> list[str]:
         """Names that ``--only`` asks for.
 
-        Its parts, separated by semicolons, are names or texts in names; a part that begins with ! leaves out.
-
-        Raises
-        ------
-        ArgumentError
-            If a part is in no name, or nothing is left.
+        Its parts, separated by semicolons, are names or texts in names; a part that begins with ! leaves out. Raises
+        `ArgumentError` if a part is in no name, or nothing is left.
         """
         known, parts = list(names), words(self.only, ";")
         wanted: list[str] = []

@@ -49,19 +49,9 @@ def in_blocks(block: int) -> Fill:
 
 
 def source_of(text: str) -> Fill:
-    """Where scores come from, by name.
+    """Where scores come from: "endpoint", "normal", or "factors:PATH" with a capture that holds an indexer's factors.
 
-    Parameters
-    ----------
-    text : str
-        "endpoint", "normal", or "factors:PATH" with a capture that holds an indexer's factors.
-
-    Raises
-    ------
-    ArgumentError
-        If it is none of them.
-    FileFormatError
-        If the file holds no factors.
+    Raises `ArgumentError` if the text is none of them, and `FileFormatError` if the file holds no factors.
     """
     check_source(text)
     if text == "endpoint":

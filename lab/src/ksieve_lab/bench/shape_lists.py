@@ -67,16 +67,9 @@ from just above the usual k to 64K, rows and widths at and between those that ``
 
 @dataclass(frozen=True)
 class Listed:
-    """What a text of ``--shapes`` asks for.
+    """What a text of ``--shapes`` asks for: shapes, prompts or numbers, as the reader makes them.
 
-    Attributes
-    ----------
-    items : sequence
-        Shapes, prompts or numbers: as the reader makes them.
-    how : str
-        The word after the colon, the same for all.
-    name : str
-        Of the list, for the name of a result file.
+    `how`: the word after the colon, the same for all. `name`: of the list, for the name of a result file.
     """
 
     items: Sequence[Any]
@@ -150,13 +143,7 @@ def sharded(text: str) -> Listed:
 
 
 def prompt_of(request: str | int) -> int:
-    """Prompt tokens of a request: a name of the paper's, or a number.
-
-    Raises
-    ------
-    ArgumentError
-        If it is neither.
-    """
+    """Prompt tokens of a request: a name of the paper's, or a number; `ArgumentError` if it is neither."""
     text = str(request).strip()
     if text.upper() in PAPER_REQUESTS:
         return PAPER_REQUESTS[text.upper()]

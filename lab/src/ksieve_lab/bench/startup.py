@@ -51,10 +51,7 @@ def first_call_seconds(repeats: int = 3) -> tuple[float, float]:
 def fresh(*arguments: str, seconds: float = LONGEST, **variables: str) -> Any:
     """What a fresh interpreter prints, as JSON; `variables` are added to its environment.
 
-    Raises
-    ------
-    BackendError
-        If it fails, takes longer, or prints no JSON; the text names no folders.
+    Raises `BackendError` if it fails, takes longer, or prints no JSON; the text names no folders.
     """
     try:
         done = subprocess.run(

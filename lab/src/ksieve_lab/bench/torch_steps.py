@@ -20,19 +20,10 @@ Select = Callable[[Any, Any, int], Any]
 class Steps:
     """What a call asks for.
 
-    Attributes
-    ----------
-    k : int
-    block : int
-        Scores of a block; 1 without blocks.
-    expand : int
-        Positions of an entry that are written; 1: its number.
-    first, last : bool
-        Whether the first and the last entry of a row are selected with any score, inside the k.
-    tail : bool
-        Whether the positions behind the last whole entry are written too.
-    table : bool
-        Whether scores are those of candidates, 8 positions for each block of a table.
+    `block`: scores of a block; 1 without blocks. `expand`: positions of an entry that are written; 1: its number.
+    `first`, `last`: whether the first and the last entry of a row are selected with any score, inside the k. `tail`:
+    whether the positions behind the last whole entry are written too. `table`: whether scores are those of candidates,
+    8 positions for each block of a table.
     """
 
     k: int
@@ -83,19 +74,10 @@ def by_ksieve(scores: Any, counts: Any, k: int) -> Any:
 
 
 def around(select: Select, steps: Steps, scores: Any, lengths: Any, given: dict[str, Any], out: Any) -> None:
-    """Write what one call of `ksieve.topk` does.
+    """Write what one call of `ksieve.topk` does into `out`, int32 and of shape (rows, steps.columns).
 
-    Parameters
-    ----------
-    select : callable
-    steps : Steps
-    scores : torch.Tensor, shape (rows, width)
-        Numbers above -inf; the width is a multiple of the block.
-    lengths : torch.Tensor of int32, shape (rows,)
-        Valid scores of each row, of at least k entries.
-    given : dict
-        ``tail`` and ``block_table`` as `ksieve.topk` takes them, where the steps use them.
-    out : torch.Tensor of int32, shape (rows, steps.columns)
+    `scores`: numbers above -inf; the width is a multiple of the block. `lengths`: int32, valid scores of each row, of
+    at least k entries. `given`: ``tail`` and ``block_table`` as `ksieve.topk` takes them, where the steps use them.
     """
     import torch
 

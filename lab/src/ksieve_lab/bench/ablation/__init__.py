@@ -38,15 +38,7 @@ def cases(settings: Settings) -> list[str]:
 def measure(settings: Settings, live: Live) -> Facts:
     """Measure some of the ablations; on the CPU rates are the same and times its own, and phases are not split.
 
-    Returns
-    -------
-    dict
-        A payload; the paper's findings are in ``results["paper"]``.
-
-    Raises
-    ------
-    BackendError
-        If the backend cannot run here.
+    The paper's findings are in ``results["paper"]``. Raises `BackendError` if the backend cannot run here.
     """
     fixed, parts = settings.fixed, cases(settings)
     step_parts = [part for part in STEP_PARTS if part in parts]

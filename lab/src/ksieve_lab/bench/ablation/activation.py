@@ -30,13 +30,7 @@ the planner's best kernel that does not sample."""
 
 
 def run(machine: Machine, settings: Settings, advance: Callable[[], None]) -> dict[str, Any]:
-    """Time every cell.
-
-    Returns
-    -------
-    dict
-        ``cells`` with their times, and ``widths`` with the speed-ups over exact proposal, from `summary`.
-    """
+    """Time every cell; returns them, and the speed-ups over exact proposal from `summary`."""
     cells = []
     for width, source, m in itertools.product(settings.fixed["widths"], DISTRIBUTIONS, settings.fixed["rows"]):
         valid = LENGTHS["causal"](m, width).astype(np.int32)

@@ -35,6 +35,9 @@ PHASES = ("proposal", "scan", "verdict", "refinement")
 """Clearing the storage and proposing a boundary; the complete scan; checking it, with any rescue or recovery; exact
 refinement and output."""
 
+LAUNCHES = 5
+"""Of each choice; the means are over all but the first."""
+
 _ROW = "t.row.id"
 _TOTAL, _NANOSECONDS = 4, 5
 
@@ -97,10 +100,7 @@ STAMPS: dict[str, tuple[tuple[str, str], ...]] = {
 def profiled_sources(folder: Path) -> Sources:
     """Write the shipped kernel sources with stamps into a folder and read them back.
 
-    Raises
-    ------
-    BackendError
-        If a place to stamp is not there exactly once.
+    Raises `BackendError` if a place to stamp is not there exactly once.
     """
     for name, text in shipped_sources().texts:
         for old, new in STAMPS.get(name, ()):
@@ -123,19 +123,8 @@ def compiled(plan: Plan) -> tuple[Any, Any]:
     return spec, cubin
 
 
-def profile(machine: Gpu, scores: Any, lengths: Any, k: int, choice: Choice, *, repeats: int = 5) -> dict[str, Any]:
-    """Split the time of a selection's rows into phases.
-
-    Parameters
-    ----------
-    machine : Gpu
-    scores, lengths : torch.Tensor
-        On its device.
-    k : int
-    choice : (family, policy)
-        A persistent family: its CTAs own whole rows.
-    repeats : int
-        Launches; the means are over all but the first.
+def profile(machine: Gpu, scores: Any, lengths: Any, k: int, choice: Choice) -> dict[str, Any]:
+    """Split the time of a selection's rows into phases; the choice is of a persistent family: its CTAs own whole rows.
 
     Returns
     -------
@@ -157,7 +146,7 @@ def profile(machine: Gpu, scores: Any, lengths: Any, k: int, choice: Choice, *, 
     long = lengths.cpu().numpy() > k
     found = []
     with _in_place_of(plan, index, function):
-        for _ in range(repeats):
+        for _ in range(LAUNCHES):
             # The profiled kernel writes its stamps where the statistics would be, and nothing else there.
             indices, stamps = api.topk(scores, lengths, plan=plan, return_stats=True)
             found.append(stamps.raw[long].astype(np.int64))
@@ -186,10 +175,7 @@ def _in_place_of(plan: Plan, index: int, function: int) -> Iterator[None]:
 def split(counts: Any) -> dict[str, Any]:
     """Turn stamped cycles, one line of 16 numbers per row, into mean microseconds per phase.
 
-    Raises
-    ------
-    BackendError
-        If no row was stamped.
+    Raises `BackendError` if no row was stamped.
     """
     measured = counts[counts[:, _TOTAL] > 0]
     if not len(measured):

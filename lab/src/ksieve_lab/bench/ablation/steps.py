@@ -113,10 +113,8 @@ def run_step(
 ) -> dict[str, Any]:
     """Time every variant on every call of a step.
 
-    Returns
-    -------
-    dict
-        ``variants`` by name, ``peers`` by name, ``floor_ms``, and ``wave`` with the latency of recovery, if asked for.
+    Returns ``variants`` by name, ``peers`` by name, ``floor_ms``, and ``wave`` with the latency of recovery, if asked
+    for.
     """
     choices, k, rounds = choices_of(parts), settings.k, settings.rounds
     tallies = {name: Tally() for name in choices}
