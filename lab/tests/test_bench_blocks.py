@@ -11,7 +11,6 @@ import pytest
 
 from bench_host import ENVIRONMENT, H200, invoke, measure
 from ksieve import api
-from ksieve.core.errors import ArgumentError
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import tasks, timing, variants
@@ -53,8 +52,6 @@ def device(monkeypatch):
 
     def plan(*, device, options, **facts):
         assert device is H200
-        if options.force_first:
-            raise ArgumentError("force_first", "1 on cuda:0", "scores on the CPU")
         return planned(options=options, **facts)
 
     def allocate(rows, width, dtype):
@@ -71,14 +68,23 @@ def device(monkeypatch):
     return made
 
 
-def test_on_a_gpu_missing_kernels_reach_no_page(device, tmp_path):
+def test_on_a_gpu_a_wrong_answer_reaches_no_page(device, tmp_path, monkeypatch):
+    topk = api.topk
+
+    def wrong(*given, plan=None, out=None, **more):
+        found = topk(*given, plan=plan, out=out, **more)
+        if plan and plan.problem.options.force_first:
+            out[0, 0] = out[0, 1]
+        return found
+
+    monkeypatch.setattr(api, "topk", wrong)
     done = invoke("blocks", "--shapes", "1x20480,4x20480", "--dtype", "bfloat16", "--only",
                   "blocks of 128; DeepSeek-V4.1, inside; MiniMax-M3, scored", "--out", tmp_path)  # fmt: skip
-    assert done.exit_code != 0 and "scores on the CPU" in done.output
+    assert done.exit_code != 0 and "not exact" in done.output
     payload = json.loads((tmp_path / "blocks-cuda.json").read_text())
     found = payload["results"]["shapes"]
-    assert [plan.problem.k for plan in device] == 2 * [16] * 3 + 2 * [512] * 3 + 2 * [16, 14]
-    assert [case["selectors"]["ksieve"]["exact"] for case in found] == [True] * 4 + [None] * 2
+    assert [plan.problem.k for plan in device] == 2 * [16] * 3 + 2 * [512] * 3 + 2 * [16, 16, 14]
+    assert [case["selectors"]["ksieve"]["exact"] for case in found] == [True] * 4 + [False] * 2
     assert found[0]["selectors"]["ksieve"]["of_floor"] == 0.8 and "times_faster" not in found[4]
     with pytest.raises(tables.InexactError, match="no exact answer was measured"):
         tables.judge(specs.section_of("blocks"), tables.File("blocks-cuda", payload))

@@ -138,20 +138,20 @@ def _measure(case: Case, here: Here) -> Facts:
         every = torch.rand(rows, max(positions // 8, CANDIDATES // 8), device=where)
         given["block_table"] = every.argsort(1)[:, : CANDIDATES // 8].to(torch.int32)
     keywords = {"lengths": lengths, "k": steps.k} | steps.keywords(given)
-    contenders, errors = [], {}
-    for name, asked in ((OWN, keywords), (BARE, {"lengths": lengths, "k": steps.k} | steps.bare.keywords({}))):
-        if name == BARE and steps.bare == steps:
-            continue
-        try:
-            plan = calls.plan_of(rows, width, steps.k, dtype, here.device, asked)
-        except ArgumentError as error:  # no kernel has it
-            errors[name] = str(error)
-            continue
+    own = {OWN: keywords}
+    if steps.bare != steps:
+        own[BARE] = {"lengths": lengths, "k": steps.k} | steps.bare.keywords({})
+    contenders = []
+    for name, asked in own.items():
+        plan = calls.plan_of(rows, width, steps.k, dtype, here.device, asked)
         contenders.append(calls.contender(name, plan, matrices, asked))
     outs = [torch.empty(rows, steps.columns, dtype=torch.int32, device=where) for _ in matrices]
     contenders.append(Contender(WRITE, lambda i: outs[i].zero_()))
     for name, select in AROUND.items():
-        run = partial(_around, select, steps, matrices, lengths, given, outs)
+
+        def run(i: int, select: torch_steps.Select = select) -> None:
+            torch_steps.around(select, steps, matrices[i], lengths, given, outs[i])
+
         contenders.append(calls.judged(name, run, matrices, keywords, [{"out": out} for out in outs]))
     if here.device == "cpu":
         reads, clock = [Contender(READ, lambda i: matrices[i].amax(1))], measure_host
@@ -160,14 +160,7 @@ def _measure(case: Case, here: Here) -> Facts:
     set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
     rounds = here.settings.rounds
     read, selectors = gpu.timed(reads, contenders, len(matrices), set_bytes, rounds=rounds, clock=clock)
-    selectors |= {name: {"error": error, "exact": None} for name, error in errors.items()}
     return facts | read | {"selectors": selectors} | _ratios(selectors)
-
-
-def _around(
-    select: torch_steps.Select, steps: Steps, matrices: Any, lengths: Any, given: dict[str, Any], outs: Any, i: int
-) -> None:
-    torch_steps.around(select, steps, matrices[i], lengths, given, outs[i])
 
 
 def _ratios(selectors: Mapping[str, Facts]) -> Facts:
