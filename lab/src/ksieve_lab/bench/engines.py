@@ -11,16 +11,18 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import fills, tasks, timing
+from ksieve.planning.tune.timing import Contender
 from ksieve_lab.bench import engine_switch, runner, scores
 from ksieve_lab.bench.engine_calls import Inputs, contender_of, line, planned
 from ksieve_lab.bench.engine_switch import Replaced
@@ -40,15 +42,30 @@ LAST = tuple(f"flashinfer.topk.top_k_page_table_transform {rows} x 131072 bfloat
 """Calls of an engine's own operator that lose the GPU context on an H100, those of FlashInfer 0.7.2.post1: they are
 measured after all others."""
 
-Case = tuple[Replaced, int, int, str]
-"""Operator, rows, width and dtype."""
-
-Task = tuple[str, Case]
-"""Where its facts belong, ``shapes`` or ``host``, and what to measure."""
-
 HOST_ROWS, HOST_WIDTH = 4, 4096
 HOST_CALLS, HOST_BLOCKS = 100, 20
 """Calls between two waits for the device, fewer than its queue holds; and how often each side has its turn."""
+
+
+class Case(NamedTuple):
+    """What to measure; `kind` is where its facts belong, ``shapes`` or ``host``."""
+
+    kind: str
+    operator: Replaced
+    rows: int
+    width: int
+    dtype: str
+
+    @property
+    def label(self) -> str:
+        """Its name, by a part of which it can be left out."""
+        name = f"{self.operator.name} {self.rows} x {self.width} {self.dtype}"
+        return f"{name} host" if self.kind == "host" else name
+
+    def facts(self, k: int) -> Facts:
+        """What is known of it before it is measured."""
+        of = {"operator": self.operator.name, "engine": self.operator.engine}
+        return of | {"rows": self.rows, "width": self.width, "dtype": self.dtype, "k": k}
 
 
 def cases(settings: Settings) -> list[str]:
@@ -59,33 +76,19 @@ def cases(settings: Settings) -> list[str]:
 def listed(operators: Sequence[Replaced], settings: Settings) -> list[Case]:
     """List what to measure, so that cases of a shape and dtype follow each other, and share their scores."""
     return [
-        (operator, *shape, dtype)
-        for shape in settings.shapes.items
+        Case("shapes", operator, rows, width, dtype)
+        for rows, width in settings.shapes.items
         for dtype in settings.dtypes
         for operator in operators
         if dtype in operator.call.dtypes
     ]
 
 
-def label(task: Task) -> str:
-    """Name of a task, by a part of which it can be left out."""
-    kind, (operator, rows, width, dtype) = task
-    return f"{operator.name} {rows} x {width} {dtype}" + (" host" if kind == "host" else "")
-
-
-def facts_of(case: Case, k: int) -> Facts:
-    """What is known of a case before it is measured."""
-    operator, rows, width, dtype = case
-    return {
-        "operator": operator.name, "engine": operator.engine, "rows": rows, "width": width, "dtype": dtype, "k": k,
-    }  # fmt: skip
-
-
 def prepare(every: Sequence[Case], k: int, live: Live) -> None:
     """Compile the kernels on all processors: those of ksieve, then those that the engines compile."""
     device = tasks.require_device()
     runner.compiled((partial(_plan, case, k, device) for case in every), live)
-    firsts = {(operator.name, dtype): (operator, dtype) for operator, _, _, dtype in every}
+    firsts = {(case.operator.name, case.dtype): (case.operator, case.dtype) for case in every}
     with ThreadPoolExecutor(min(len(firsts), os.cpu_count() or 1) or 1) as pool:
         for done in [pool.submit(_first, *first, k) for first in firsts.values()]:
             done.result()
@@ -125,7 +128,7 @@ def _plan(case: Case, k: int, device: DeviceInfo) -> Plan:
 
     from ksieve.adapters import _forms, _signatures
 
-    operator, rows, width, dtype = case
+    _, operator, rows, width, dtype = case
     matrix = torch.zeros(2, _k(operator, k), dtype=getattr(torch, dtype))
     few = Inputs(matrix, torch.ones(2, dtype=torch.int32), _k(operator, k))
     asked = _forms.seen(_signatures.adapter_of(operator.operator), matrix, **operator.call.arguments(few))
@@ -140,108 +143,100 @@ def measure(settings: Settings, live: Live) -> Facts:
     whose it was, and its error; nothing was measured after it. Raises `BackendError` without PyTorch or a GPU, or when
     a first call has lost the GPU context.
     """
-    tasks.require_device()
+    device, fill = tasks.require_device(), scores.source_of(settings.scores)
     engines, k = settings.peers or list(engine_switch.ENGINES), settings.k
     results: dict[str, list[Facts]] = {"shapes": [], "host": []}
     lost: list[Facts] = []
+    held: Any = None
+    made: Sequence[Inputs] | str = ()
     with engine_switch.installed(engines, cases(settings)) as (operators, absent, versions):
         every = listed(operators, settings)
         prepare(every, k, live)
         if timing.context_lost():  # in `prepare`, where calls run side by side
             raise BackendError("a first call of an engine's operator lost the GPU context: choose others with --only")
-        both: list[Task] = [("shapes", case) for case in every]
-        both += [("host", (each, HOST_ROWS, HOST_WIDTH, each.call.dtypes[0])) for each in operators]
-        both.sort(key=lambda task: label(task) in LAST)
-        asked = [task for task in both if not any(part in label(task) for part in settings.left_out)]
+        every += [Case("host", each, HOST_ROWS, HOST_WIDTH, each.call.dtypes[0]) for each in operators]
+        every.sort(key=lambda case: case.label in LAST)
+        asked = [case for case in every if not any(part in case.label for part in settings.left_out)]
         with live.phase("measuring", "cases") as progress:
-            for done, (task, facts) in enumerate(measured(asked, k, settings.scores, settings.rounds, settings.seed)):
-                results[task[0]].append(facts)
+            for done, case in enumerate(asked, 1):
+                if lost:
+                    why = f"not measured: the GPU context was lost by {lost[0]['call']}"
+                    results[case.kind].append(case.facts(_k(case.operator, k)) | {"skipped": why})
+                    continue
+                if case.kind == "host":
+                    held, made = None, [_small(case.operator, case.dtype, k)]
+                elif held != case[2:]:
+                    made = ()  # before the next matrices are made
+                    held, made = case[2:], _inputs(case, fill, settings.seed)
+                facts = _measure(case, k, made, device, settings.rounds)
+                results[case.kind].append(facts)
                 if by := facts.get(LOST_BY):
                     error = facts.get("skipped") or facts["selectors"][by]["error"]
-                    lost.append({"call": label(task), "by": by, "error": error})
-                progress(done + 1, len(asked))
-                if live.each is not None and task[0] == "shapes":
+                    lost.append({"call": case.label, "by": by, "error": error})
+                progress(done, len(asked))
+                if live.each is not None and case.kind == "shapes":
                     live.each(facts)
-    for kind, case in asked[sum(map(len, results.values())) :]:
-        why = f"not measured: the GPU context was lost by {lost[0]['call']}"
-        results[kind].append(facts_of(case, _k(case[0], k)) | {"skipped": why})
     algorithm = os.environ.get("FLASHINFER_TOPK_ALGO")
     variables = {} if algorithm is None else {"FLASHINFER_TOPK_ALGO": algorithm}
     told = {**results, "lost": lost, "absent": absent, "versions": versions}
     return settings.payload(told, lengths="ragged", variables=variables, shapes=None, dtype=None)
 
 
-def measured(listed: Sequence[Task], k: int, source: str, rounds: int, seed: int) -> Generator[tuple[Task, Facts]]:
-    """Measure tasks in this process, in order, up to one that loses the GPU context."""
-    device, fill = tasks.require_device(), scores.source_of(source)
-    made: dict[tuple[int, int, str], Any] = {}
-    for task in listed:
-        kind, case = task
-        if kind == "host":
-            made.clear()
-            facts = _host(case[0], k)
-        else:
-            key = case[1:]
-            if key not in made:
-                made.clear()  # before the next matrices are made
-                made[key] = _matrices(*key, fill, seed)
-            facts = _measure(case, k, made[key], device, rounds)
-        yield task, facts
-        if LOST_BY in facts:
-            return
-
-
-def _matrices(rows: int, width: int, dtype: str, fill: fills.Fill, seed: int) -> tuple[list[Any], Any] | str:
-    lengths = scores.lengths_of("ragged", rows, width, seed, "cpu")
-    matrices = tasks.allocate(rows, width, dtype)
+def _inputs(case: Case, fill: fills.Fill, seed: int) -> list[Inputs] | str:
+    lengths = scores.lengths_of("ragged", case.rows, case.width, seed, "cpu")
+    matrices = tasks.allocate(case.rows, case.width, case.dtype)
     if isinstance(matrices, str):
         return matrices
     lengths = lengths.to(matrices[0].device)
     for number, matrix in enumerate(matrices):
         fill(matrix, lengths, seed + number)
     synchronize()  # what fails later is not of the scores
-    return matrices, lengths
+    return [Inputs(matrix, lengths, case.width) for matrix in matrices]
 
 
-def _measure(case: Case, k: int, made: tuple[list[Any], Any] | str, device: DeviceInfo, rounds: int) -> dict[str, Any]:
-    operator, rows, width, dtype = case
-    columns = _k(operator, k)
-    facts = facts_of(case, columns)
+def _measure(case: Case, k: int, made: Sequence[Inputs] | str, device: DeviceInfo, rounds: int) -> Facts:
+    operator, columns = case.operator, min(_k(case.operator, k), case.width)
+    facts = case.facts(columns)
     if isinstance(made, str):
         return facts | {"skipped": made}
-    if (reason := operator.call.refusal(rows, width, columns, dtype)) is not None:
+    if (reason := operator.call.refusal(case.rows, case.width, columns, case.dtype)) is not None:
         return facts | {"skipped": reason}
-    matrices, lengths = made
     try:
-        inputs = [planned(operator.operator, Inputs(matrix, lengths, columns)) for matrix in matrices]
+        inputs = [planned(operator.operator, replace(each, k=columns)) for each in made]
         synchronize()
         contenders = [
             contender_of(name, operator.operator, operator.call, partial(_call, name, operator), inputs)
             for name in (BEFORE, AFTER)
         ]
     except Exception as error:  # the engine's own plan, or no room for copies of the scores
-        return facts | _failed(error)
-    set_bytes = rows * matrices[0].stride(0) * matrices[0].element_size()
-    times = timing.measure(contenders, len(matrices), set_bytes, rounds=rounds)
+        return facts | {"skipped": line(error)} | ({LOST_BY: BEFORE} if timing.context_lost() else {})
+    if case.kind == "host":
+        return facts | _host(operator, inputs[0])
+    return facts | _graphs(case, k, contenders, inputs, device, rounds)
+
+
+def _graphs(
+    case: Case, k: int, contenders: Sequence[Contender], inputs: Sequence[Inputs], device: DeviceInfo, rounds: int
+) -> Facts:
+    """Times of both sides in CUDA graphs."""
+    matrix = inputs[0].matrix
+    set_bytes = case.rows * matrix.stride(0) * matrix.element_size()
+    times = timing.measure(contenders, len(inputs), set_bytes, rounds=rounds)
     selectors = {t.name: t.facts() for t in times}
-    for found in selectors.values():
-        if found.get("error"):
-            found["error"] = without_folders(found["error"])
-    if (culprit := next((t for t in times if t.lost), None)) is not None:
-        facts |= {LOST_BY: culprit.name}
-        if culprit.name == BEFORE:
-            return facts | {"skipped": f"the engine's own: {selectors[BEFORE]['error']}"}
+    told: Facts = {"input_sets": len(inputs), "selectors": selectors}
+    for of in times:
+        if of.error:
+            selectors[of.name]["error"] = without_folders(of.error)
+        if of.lost:
+            told[LOST_BY] = of.name
+    if told.get(LOST_BY) == BEFORE:
+        return {LOST_BY: BEFORE, "skipped": f"the engine's own: {selectors[BEFORE]['error']}"}
     with contextlib.suppress(ArgumentError):
         selectors[AFTER] |= {"family": _plan(case, k, device).family}
     own, ours = (selectors[name] for name in (BEFORE, AFTER))
-    known = all("median_us" in each and each["exact"] is True for each in (own, ours))
-    faster = {"times_faster": own["median_us"] / ours["median_us"]} if known else {}
-    return facts | {"input_sets": len(matrices), "selectors": selectors} | faster
-
-
-def _failed(error: Exception) -> Facts:
-    """Why a call was not prepared."""
-    return {"skipped": line(error)} | ({LOST_BY: BEFORE} if timing.context_lost() else {})
+    if all("median_us" in each and each["exact"] is True for each in (own, ours)):
+        told["times_faster"] = own["median_us"] / ours["median_us"]
+    return told
 
 
 def _call(name: str, operator: Replaced, matrix: Any, arguments: dict[str, Any]) -> Any:
@@ -264,20 +259,11 @@ def _call(name: str, operator: Replaced, matrix: Any, arguments: dict[str, Any])
 # ---- the host's share ---------------------------------------------------------------------------------------
 
 
-def _host(operator: Replaced, k: int) -> dict[str, Any]:
+def _host(operator: Replaced, made: Inputs) -> Facts:
     """Microseconds of the host in a call, before and after, in turns."""
     from ksieve.adapters._calls import engine_s_own
 
-    dtype = operator.call.dtypes[0]
-    made = _small(operator, dtype, k)
-    facts = facts_of((operator, HOST_ROWS, HOST_WIDTH, dtype), made.k)
-    if (reason := operator.call.refusal(HOST_ROWS, HOST_WIDTH, made.k, dtype)) is not None:
-        return facts | {"skipped": reason}
-    try:
-        made = planned(operator.operator, made)
-        synchronize()
-    except Exception as error:  # the engine's own plan
-        return facts | _failed(error)
+    facts: Facts = {}
     arguments = operator.call.arguments(made)
     blocks: dict[str, list[float]] = {BEFORE: [], AFTER: []}
     errors: dict[str, str] = {}
