@@ -43,37 +43,46 @@ class Inputs:
         """Rows of the matrix."""
         return int(self.matrix.shape[0])
 
-    @property
-    def width(self) -> int:
-        """Scores of a row."""
-        return int(self.matrix.shape[1])
-
     def out(self) -> Any:
         """Make an output."""
         return self.lengths.new_empty(self.rows, self.k)
 
-    def zeros(self) -> Any:
-        """Make a number of 0 for each row."""
-        return self.lengths.new_zeros(self.rows)
-
-    def table(self, page: int = PAGE) -> Any:
+    def table(self, page: int) -> Any:
         """Make a page table, in which every page is itself."""
         import torch
 
-        pages = torch.arange(-(-self.width // page), dtype=torch.int32, device=self.lengths.device)
+        pages = torch.arange(-(-self.matrix.shape[1] // page), dtype=torch.int32, device=self.lengths.device)
         return pages.repeat(self.rows, 1)
+
+
+VALUES: Mapping[str, Callable[[Inputs], Any]] = {
+    "k": lambda i: i.k,
+    "rows": lambda i: i.rows,
+    "pitch": lambda i: i.matrix.stride(0),
+    "lengths": lambda i: i.lengths,
+    "longest": lambda i: int(i.lengths.max()) if i.rows else 0,
+    "metadata": lambda i: i.metadata,
+    "zeros": lambda i: i.lengths.new_zeros(i.rows),
+    "requests": lambda i: i.lengths.new_ones(i.rows + 1).cumsum(0, dtype=i.lengths.dtype) - 1,
+    "pages": lambda i: i.table(PAGE),
+    "positions": lambda i: i.table(1),
+    "workspace": lambda i: i.lengths.new_zeros(1 << 20).byte(),  # as vLLM makes it
+    "out": lambda i: i.out(),
+    "values, out": lambda i: (i.out().to(i.matrix.dtype), i.out().long()),
+}
+"""What a call may pass, by name."""
 
 
 @dataclass(frozen=True)
 class Call:
     """How an operator is called.
 
-    `arguments` makes those behind the scores, by name. The engine's own operator takes scores of `dtypes`, a k of `ks`
-    (empty: any), and no more than `most_k`, to which a larger k is clamped, `most_rows` and `most_width`. `whole`: it
-    takes no lengths. `expand`: columns of an entry that is selected.
+    `takes`: arguments behind the scores, each a name of `VALUES` or a number. The engine's own operator takes scores of
+    `dtypes`, a k of `ks` (empty: any), and no more than `most_k`, to which a larger k is clamped, `most_rows` and
+    `most_width`. `whole`: it takes no lengths. `expand`: columns of an entry that is selected.
     """
 
-    arguments: Callable[[Inputs], dict[str, Any]]
+    takes: Mapping[str, Any]
     dtypes: tuple[str, ...] = ("float32",)
     ks: tuple[int, ...] = ()
     most_k: int | None = None
@@ -81,6 +90,10 @@ class Call:
     most_width: int | None = None
     whole: bool = False
     expand: int = 1
+
+    def arguments(self, i: Inputs) -> dict[str, Any]:
+        """Make the arguments behind the scores."""
+        return {name: VALUES[of](i) if isinstance(of, str) else of for name, of in self.takes.items()}
 
     def refusal(self, rows: int, width: int, k: int, dtype: str) -> str | None:
         """Why the engine's own operator does not take a case; None if it does."""
@@ -94,96 +107,48 @@ class Call:
         return None
 
 
-def _per_row(k: str, **more: Callable[[Inputs], Any]) -> Callable[[Inputs], dict[str, Any]]:
-    def make(i: Inputs) -> dict[str, Any]:
-        both = {"indices": i.out(), k: i.k}
-        return {name: value(i) for name, value in more.items()} | both
-
-    return make
-
-
-def _strided(**more: Callable[[Inputs], Any]) -> Callable[[Inputs], dict[str, Any]]:
-    make = _per_row("topK", **more)
-    return lambda i: make(i) | {"numRows": i.rows, "stride0": i.matrix.stride(0), "stride1": i.matrix.stride(1)}
-
-
-def _flat(i: Inputs) -> dict[str, Any]:
-    import torch
-
-    workspace = i.lengths.new_zeros(1 << 20, dtype=torch.uint8)  # as vLLM makes it
-    longest = int(i.lengths.max()) if i.rows else 0
-    return {"lengths": i.lengths, "output": i.out(), "workspace": workspace, "k": i.k, "max_seq_len": longest}
-
-
-def _fast(i: Inputs) -> dict[str, Any]:
-    return {"lengths": i.lengths, "topk": i.k}
-
-
-def _fused(i: Inputs) -> dict[str, Any]:
-    import torch
-
-    requests = torch.arange(i.rows + 1, dtype=torch.int32, device=i.lengths.device)
-    return _fast(i) | {"page_table_size_1": i.table(1), "cu_seqlens_q": requests}
-
-
-def _paged(table: str = "page_tables", **more: Callable[[Inputs], Any]) -> Callable[[Inputs], dict[str, Any]]:
-    def make(i: Inputs) -> dict[str, Any]:
-        own = {"seq_lens": i.lengths, table: i.table(), "out_page_indices": i.out(), "page_size": PAGE}
-        return own | {name: value(i) for name, value in more.items()}
-
-    return make
-
-
-def _kpool(i: Inputs) -> dict[str, Any]:
-    return {"pool_lens": i.lengths, "out": i.out(), "pool_size": POOL}
-
-
 _BOTH = ("float32", "bfloat16")
 _ALL = ("float32", "float16", "bfloat16")
-_LENGTHS, _ZEROS = (lambda i: i.lengths), (lambda i: i.zeros())
+_STRIDED = {"indices": "out", "topK": "k", "numRows": "rows", "stride0": "pitch", "stride1": 1}
+_FLAT = {"lengths": "lengths", "output": "out", "workspace": "workspace", "k": "k", "max_seq_len": "longest"}
+_DEEP = {"topk": "k", "end": "lengths", "output_idx": "out"}
+_FAST = {"lengths": "lengths", "topk": "k"}
+_PAGED = {"seq_lens": "lengths", "out_page_indices": "out", "page_size": PAGE}
+_POOLS = {"pool_lens": "lengths", "out": "out", "pool_size": POOL}
+_INDEXER = {"indices": "out", "index_topk": "k"}
 
 CALLS: Mapping[str, Call] = {
-    "vllm.top_k_per_row_prefill": Call(_strided(rowStarts=_ZEROS, rowEnds=_LENGTHS)),
-    "vllm.top_k_per_row_decode": Call(_strided(seq_lens=_LENGTHS, next_n=lambda i: 1)),
-    "vllm.persistent_topk": Call(_flat, ks=_VLLM_KS),
-    "vllm.cooperative_topk": Call(_flat, ks=_VLLM_KS, most_rows=64),
-    "vllm.deep_select_topk": Call(
-        lambda i: {"topk": i.k, "end": i.lengths, "output_idx": i.out()}, _BOTH, most_k=4096
+    "vllm.top_k_per_row_prefill": Call(_STRIDED | {"rowStarts": "zeros", "rowEnds": "lengths"}),
+    "vllm.top_k_per_row_decode": Call(_STRIDED | {"seq_lens": "lengths", "next_n": 1}),
+    "vllm.persistent_topk": Call(_FLAT, ks=_VLLM_KS),
+    "vllm.cooperative_topk": Call(_FLAT, ks=_VLLM_KS, most_rows=64),
+    "vllm.deep_select_topk": Call(_DEEP, _BOTH, most_k=4096),
+    "sglang.fast_topk_v2": Call(_FAST, ks=(2048,)),
+    "sglang.fast_topk_transform_fused": Call(
+        _FAST | {"page_table_size_1": "positions", "cu_seqlens_q": "requests"}, ks=(2048,)
     ),
-    "sglang.fast_topk_v2": Call(_fast, ks=(2048,)),
-    "sglang.fast_topk_transform_fused": Call(_fused, ks=(2048,)),
-    "sglang.fast_topk_transform_ragged_fused": Call(
-        lambda i: _fast(i) | {"topk_indices_offset": i.zeros()}, ks=(2048,)
+    "sglang.fast_topk_transform_ragged_fused": Call(_FAST | {"topk_indices_offset": "zeros"}, ks=(2048,)),
+    "sglang.topk_transform_paged": Call(_PAGED | {"page_tables": "pages"}, most_k=1024),
+    "sglang.topk_transform_paged_v2": Call(_PAGED | {"page_tables": "pages", "metadata": "metadata"}, most_k=2048),
+    "sglang.topk_transform_bf16_small": Call(
+        _PAGED | {"page_table": "pages"}, ("bfloat16",), most_k=2048, most_width=16_384
     ),
-    "sglang.topk_transform_paged": Call(_paged(), most_k=1024),
-    "sglang.topk_transform_paged_v2": Call(_paged(metadata=lambda i: i.metadata), most_k=2048),
-    "sglang.topk_transform_bf16_small": Call(_paged("page_table"), ("bfloat16",), most_k=2048, most_width=16_384),
     "sglang.topk_transform_ragged_v2": Call(
-        lambda i: {"seq_lens": i.lengths, "out_offsets": i.zeros(), "out_indices": i.out()}, most_k=2048
+        {"seq_lens": "lengths", "out_offsets": "zeros", "out_indices": "out"}, most_k=2048
     ),
-    "sglang.topk_transform_kpool_v2": Call(lambda i: _kpool(i) | {"metadata": i.metadata}, expand=POOL),
-    "sglang.topk_transform_kpool_ragged_v2": Call(_kpool, expand=POOL),
-    "sglang.fast_kpool_topk_transform_fused": Call(lambda i: _fast(i) | {"kpool": POOL}, expand=POOL),
-    "sglang.topk": Call(
-        lambda i: {"topk": i.k, "end": i.lengths, "output_idx": i.out(), "idx_oob_fill_value": -1}, _BOTH, most_k=4096
-    ),
-    "sglang.topk_page_transform": Call(
-        lambda i: {
-            "topk": i.k, "page_table": i.table(), "page_size": PAGE, "end": i.lengths, "output_idx": i.out(),
-        },
-        _BOTH,
-        most_k=4096,
-    ),
-    "flashinfer.top_k": Call(lambda i: {"k": i.k}, _ALL, whole=True),
+    "sglang.topk_transform_kpool_v2": Call(_POOLS | {"metadata": "metadata"}, expand=POOL),
+    "sglang.topk_transform_kpool_ragged_v2": Call(_POOLS, expand=POOL),
+    "sglang.fast_kpool_topk_transform_fused": Call(_FAST | {"kpool": POOL}, expand=POOL),
+    "sglang.topk": Call(_DEEP | {"idx_oob_fill_value": -1}, _BOTH, most_k=4096),
+    "sglang.topk_page_transform": Call(_DEEP | {"page_table": "pages", "page_size": PAGE}, _BOTH, most_k=4096),
+    "flashinfer.top_k": Call({"k": "k"}, _ALL, whole=True),
     "flashinfer.top_k_page_table_transform": Call(
-        lambda i: {"src_page_table": i.table(1), "lengths": i.lengths, "k": i.k}, _ALL
+        {"src_page_table": "positions", "lengths": "lengths", "k": "k"}, _ALL
     ),
-    "flashinfer.top_k_ragged_transform": Call(
-        lambda i: {"offsets": i.zeros(), "lengths": i.lengths, "k": i.k}, _ALL
-    ),
-    "flashinfer.top_k_varlen": Call(lambda i: {"seq_lens": i.lengths, "top_k": i.k, "out_indices": i.out()}, _ALL),
-    "tensorrt_llm.indexer_topk_prefill": Call(_per_row("index_topk", row_starts=_ZEROS, row_ends=_LENGTHS)),
-    "tensorrt_llm.indexer_topk_decode": Call(_per_row("index_topk", seq_lens=_LENGTHS, next_n=lambda i: 1)),
+    "flashinfer.top_k_ragged_transform": Call({"offsets": "zeros", "lengths": "lengths", "k": "k"}, _ALL),
+    "flashinfer.top_k_varlen": Call({"seq_lens": "lengths", "top_k": "k", "out_indices": "out"}, _ALL),
+    "tensorrt_llm.indexer_topk_prefill": Call(_INDEXER | {"row_starts": "zeros", "row_ends": "lengths"}),
+    "tensorrt_llm.indexer_topk_decode": Call(_INDEXER | {"seq_lens": "lengths", "next_n": 1}),
 }  # fmt: skip
 """By the adapter's function, which takes the place of all names of an operator."""
 

@@ -155,13 +155,8 @@ def _wide(task: Task) -> str | None:
 
 TORCH = Operator("torch:", "topk", "torch.topk", ("Tensor input",), answer=1)
 TORCH_CALL = Call(
-    lambda i: {
-        "k": i.k, "dim": 1, "sorted": False,
-        "out": (i.out().to(i.matrix.dtype), i.out().long()),
-    },
-    ("float32", "float16", "bfloat16"),
-    whole=True,
-)  # fmt: skip
+    {"k": "k", "dim": 1, "sorted": False, "out": "values, out"}, whole=True, dtypes=("float32", "float16", "bfloat16")
+)
 _RAGGED, _NO_ABORT = "flashinfer.top_k_ragged_transform", {"abort_when_nan_found": False}
 PEERS: tuple[Peer, ...] = (
     Peer("torch.topk", TORCH.adapter, _wide),
