@@ -17,7 +17,7 @@ from ksieve.backends import cpu
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import PLAIN
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune import timing
+from ksieve.planning.tune import tasks, timing
 from ksieve.planning.tune.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard
 from ksieve_lab.bench import catalog, gpu, options, record, runner, shape_lists
@@ -326,7 +326,8 @@ def test_short_rows_are_read_from_memory_as_others_are(host, monkeypatch):
     for only in ("windows", "short rows"):
         payload("options", shapes="8x4096:full", k=64, only=only)
     short = next(option for option in options.OPTIONS if option.name == "short rows")
-    lengths = short.keywords(8, 4096, 64, torch.full((8,), 4096, dtype=torch.int32))["lengths"]
+    full = tasks.Task([torch.zeros(8, 4096)], torch.full((8,), 4096, dtype=torch.int32), 64)
+    lengths = short.keywords(full)["lengths"]
     assert asked == [8 * 4096 * 4, int(lengths.sum()) * 4]
     assert asked[1] < asked[0] / 2
 

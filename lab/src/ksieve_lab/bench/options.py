@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ksieve.planning.tune import tasks
+from ksieve.planning.tune.tasks import Task
 from ksieve_lab.bench import calls, floor, gpu
 from ksieve_lab.bench.gpu import Case, Here
 from ksieve_lab.bench.runner import Facts, Settings
@@ -23,95 +24,75 @@ Keywords = dict[str, Any]
 
 @dataclass(frozen=True)
 class Option:
-    """An option to time.
-
-    `keywords` makes the arguments that ask for it from (rows, width, k, lengths), and `scores` its scores from those of
-    the plain call.
-    """
+    """An option to time: parts of its arguments, or what makes them, and what makes its scores of the plain call's."""
 
     name: str
-    keywords: Callable[[int, int, int, Any], Keywords]
+    parts: Sequence[Keywords | Callable[[Task], Keywords]] = ()
     scores: Callable[[Any], Any] = lambda matrix: matrix
 
+    def keywords(self, task: Task) -> Keywords:
+        """Make the arguments that ask for it; none if the task has no room for it."""
+        found: Keywords = {}
+        for part in self.parts:
+            found |= part(task) if callable(part) else part
+        return found
 
-def _starts(rows: int, width: int, k: int, lengths: Any) -> Keywords:
+
+def _starts(task: Task) -> Keywords:
     import torch
 
     # Every residue of a 16-byte boundary; windows stay as long as the lengths allow.
-    starts = torch.arange(rows, dtype=torch.int32, device=lengths.device) % 7
-    return {"starts": torch.minimum(starts, (lengths - k).clamp(min=0)), "ends": lengths, "lengths": None}
+    starts = torch.arange(task.rows, dtype=torch.int32, device=task.lengths.device) % 7
+    return {
+        "starts": torch.minimum(starts, (task.lengths - task.k).clamp(min=0)),
+        "ends": task.lengths,
+        "lengths": None,
+    }
 
 
-def _tokens(rows: int, width: int, k: int, lengths: Any) -> Keywords:
-    return {"next_n": TOKENS, "lengths": lengths[TOKENS - 1 :: TOKENS].contiguous()} if rows % TOKENS == 0 else {}
+def _tokens(task: Task) -> Keywords:
+    lengths = task.lengths[TOKENS - 1 :: TOKENS].contiguous()
+    return {"next_n": TOKENS, "lengths": lengths} if task.rows % TOKENS == 0 else {}
 
 
-def _row_k(rows: int, width: int, k: int, lengths: Any) -> Keywords:
-    import torch
-
-    return {"k": torch.full((rows,), k, dtype=torch.int32, device=lengths.device), "max_k": k}
-
-
-def _pages(rows: int, width: int, k: int, lengths: Any) -> Keywords:
+def _pages(task: Task) -> Keywords:
     import torch
 
     # A table that maps every page to itself is read like any other, and leaves positions that can be verified.
-    pages = torch.arange(-(-width // PAGE_SIZE), dtype=torch.int32, device=lengths.device)
-    return {"page_table": pages.repeat(rows, 1), "page_size": PAGE_SIZE}
+    pages = torch.arange(-(-task.width // PAGE_SIZE), dtype=torch.int32, device=task.lengths.device)
+    return {"page_table": pages.repeat(task.rows, 1), "page_size": PAGE_SIZE}
 
 
-def _offsets(rows: int, width: int, k: int, lengths: Any) -> Keywords:
-    import torch
-
-    return {"offsets": torch.zeros(rows, dtype=torch.int32, device=lengths.device)}
-
-
-def _short(rows: int, width: int, k: int, lengths: Any) -> Keywords:
+def _short(task: Task) -> Keywords:
     # As in the matrix of an engine, which is as wide as the longest row that it takes.
-    return {"lengths": lengths.clamp(max=width // SHORT)} if width >= SHORT else {}
-
-
-def _fixed(**keywords: Any) -> Callable[[int, int, int, Any], Keywords]:
-    return lambda *_: keywords
-
-
-def _together(*parts: Callable[[int, int, int, Any], Keywords]) -> Callable[[int, int, int, Any], Keywords]:
-    def merged(rows: int, width: int, k: int, lengths: Any) -> Keywords:
-        found: Keywords = {}
-        for part in parts:
-            found |= part(rows, width, k, lengths)
-        return found
-
-    return merged
+    return {"lengths": task.lengths.clamp(max=task.width // SHORT)} if task.width >= SHORT else {}
 
 
 OPTIONS = (
-    Option(PLAIN, _fixed()),
-    Option("windows", _starts),
-    Option("next_n", _tokens),
-    Option("k per row", _row_k),
-    Option("page table", _pages),
-    Option("page table and raw", _together(_pages, _fixed(return_raw=True))),
-    Option("offsets", _offsets),
-    Option("values", _fixed(return_values=True)),
-    Option("int64", _fixed(index_dtype="int64")),
-    Option("tie-break", _fixed(tie_break="low")),
-    Option("by index", _fixed(sorted="index")),
-    Option("by value", _fixed(sorted=True, return_values=True)),
-    Option("deterministic", _fixed(deterministic=True)),
-    Option("overlap", _fixed(overlap=True)),
+    Option(PLAIN),
+    Option("windows", [_starts]),
+    Option("next_n", [_tokens]),
+    Option("k per row", [lambda task: {"k": task.lengths.new_full((task.rows,), task.k), "max_k": task.k}]),
+    Option("page table", [_pages]),
+    Option("page table and raw", [_pages, {"return_raw": True}]),
+    Option("offsets", [lambda task: {"offsets": task.lengths.new_zeros(task.rows)}]),
+    Option("values", [{"return_values": True}]),
+    Option("int64", [{"index_dtype": "int64"}]),
+    Option("tie-break", [{"tie_break": "low"}]),
+    Option("by index", [{"sorted": "index"}]),
+    Option("by value", [{"sorted": True, "return_values": True}]),
+    Option("deterministic", [{"deterministic": True}]),
+    Option("overlap", [{"overlap": True}]),
     # Negated, so that the same positions are selected.
-    Option("smallest", _fixed(largest=False), lambda matrix: -matrix),
-    Option("NaN highest", _fixed(nan="highest")),
-    Option("int64 lengths", lambda rows, width, k, lengths: {"lengths": lengths.long()}),
+    Option("smallest", [{"largest": False}], lambda matrix: -matrix),
+    Option("NaN highest", [{"nan": "highest"}]),
+    Option("int64 lengths", [lambda task: {"lengths": task.lengths.long()}]),
     # Of the first row's scores, which stay in L2.
-    Option(
-        "pitch 0", lambda rows, width, k, lengths: {"lengths": lengths}, lambda matrix: matrix[:1].expand_as(matrix)
-    ),
+    Option("pitch 0", [lambda task: {"lengths": task.lengths}], lambda matrix: matrix[:1].expand_as(matrix)),
     # Planned for the matrix, and for the columns that a host knows to hold all rows.
-    Option("short rows", _short),
-    Option("short rows, bounded", _short, lambda matrix: matrix[:, : matrix.shape[1] // SHORT]),
-    Option("windows, pages, deterministic", _together(_starts, _pages, _fixed(deterministic=True))),
+    Option("short rows", [_short]),
+    Option("short rows, bounded", [_short], lambda matrix: matrix[:, : matrix.shape[1] // SHORT]),
+    Option("windows, pages, deterministic", [_starts, _pages, {"deterministic": True}]),
 )
 
 
@@ -151,7 +132,7 @@ def measure(case: Case, here: Here) -> Facts:
     contenders, plans = [], {}
     fewest = tasks.valid_scores(lengths, width)  # that an option's call reads: those of short rows fit L2
     for option in chosen_options(here.settings):
-        asked = option.keywords(rows, width, k, lengths)
+        asked = option.keywords(task)
         if option.name != PLAIN and not asked:
             continue  # the shape has no room for it
         keywords = {"lengths": lengths, "k": k} | asked
