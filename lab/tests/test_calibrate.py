@@ -222,7 +222,7 @@ def test_the_command_writes_a_policy_that_plans_take(tmp_path, monkeypatch):
     arguments = ["calibrate", "a.safetensors", "--out", "mine.json"]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0
-    assert "Predicted, and realised on 32 rows held back" in done.stdout
+    assert "expected of 32 held-back rows" in done.stdout
     assert "the planner's own choice" in done.stdout
     policy = SamplingPolicy.load("mine.json")
     assert policy.name.startswith("calibrated-")

@@ -17,13 +17,12 @@ from typer.testing import CliRunner
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve_lab.captures.format import open_capture
 from ksieve_lab.captures.writer import CaptureWriter
-from ksieve_lab.report.specs.study import FIGURES, study_section
-from ksieve_lab.report.tables import File
+from ksieve_lab.report.specs.study import EVERY_POLICY, FIGURES, comparison
+from ksieve_lab.report.tables import File, cells, render
 from ksieve_lab.study import measure, run
 from ksieve_lab.study.rows import eligible_rows, read_blocks
 from ksieve_lab.study.tally import MOST, RankTally, rank_text
 from ksieve_lab.study.views import UNUSABLE
-from ksieve_lab.study.words import comparison_table
 from ksieve_lab.workloads import write_synthetic
 
 
@@ -153,7 +152,7 @@ def test_a_capture_of_plateaus_says_so_everywhere(tmp_path):
     write_synthetic(tmp_path / "a.safetensors", "relu_plateau", 4, 4096, k=64)
     with open_capture(tmp_path / "a.safetensors") as capture:
         payload = run.study([capture])
-    lines = {quantity: here for quantity, *_, here in comparison_table(payload["results"])[1]}
+    lines = {quantity: here for quantity, *_, here in cells(comparison(), [File("s", payload)])[2]}
     assert lines["rows tied at rank K"] == "4 of 4"
     for name in ("top K in the first and last tenth", "C(100) / K, median", "median rank against request, view 1/256"):
         assert lines[name] == "tied"
@@ -260,7 +259,7 @@ def test_ranks_past_the_resolved_ones_are_drawn_to_the_edge_and_told_in_words(wr
     clumped.update(p95=beyond)
     marks = FIGURES["policies"][1](results).marks
     assert {(mark.low, mark.value, mark.high) for mark in marks} == {(1.1, 1.3, 1.5), (1.1, 1.3, MOST)}
-    assert f"1.30 (1.10 to over {MOST})" in study_section(File("s", {"results": results}))
+    assert f"1.30 (1.10 to over {MOST})" in render(EVERY_POLICY, [File("s", {"results": results})])
     assert rank_text(beyond) == "over 8"
     assert rank_text(1.234) == "1.23"
 

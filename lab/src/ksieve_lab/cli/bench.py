@@ -91,8 +91,7 @@ def bench(
     if payload is None:  # on other ranks than the first
         return
     results.write(path, payload)  # whatever becomes of the tables
-    for said in told.told(payload):
-        _say(said)
+    results.tell(payload)
     results.finish(path, payload, figures)
     exits.judge(told.verdicts(payload))
 
@@ -102,16 +101,6 @@ bench.__doc__ = "\n\n".join([str(bench.__doc__), *(f"{each.name}: {each.line}" f
 
 def _phase(description: str, unit: str) -> Any:
     return terminal.progress(description, unit=unit, waiting="starting")
-
-
-def _say(said: told.Said) -> None:
-    if isinstance(said, told.Table):
-        terminal.table(said.columns, said.rows, title=said.title or None)
-        terminal.say()
-    elif isinstance(said, told.Note):
-        terminal.note(said)
-    else:
-        terminal.say(said, style="bold" if isinstance(said, told.Head) else None)
 
 
 def _teller() -> Callable[[dict[str, Any]], None] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,6 @@ from ksieve_lab.bench.machines import check_anywhere
 from ksieve_lab.bench.runner import libraries
 from ksieve_lab.cli import results
 from ksieve_lab.cli.results import Figures, Out
-
-MOST_LINES = 40
-"""Calls that are listed one by one; longer traces are listed by step."""
 
 
 def replay(
@@ -114,56 +111,8 @@ def replay(
             chosen, scores=scores, backend=backend.value, policy=policy, rounds=rounds,
             peers=libraries(peers)[0], seed=seed, progress=update,
         )  # fmt: skip
-    _print(payload)
+    results.tell(payload)
     if saved is not None:
         terminal.say(f"trace: {saved}")
     results.finish(path, payload, figures)
     exits.judge(call["exact"] for call in payload["results"]["calls"])
-
-
-def _print(payload: dict[str, Any]) -> None:
-    found, settings = payload["results"], payload["settings"]
-    total = found["total"]
-    latency, read, share, exact = _times(total)
-    answer = "exact" if exact == "yes" else "NOT exact"
-    terminal.say(f"{answer}: total {latency}, plain read {read}, {share or '-'} of the floor", style="bold")
-    terminal.say(
-        f"{settings['trace']}: {total['calls']} calls, {total['rows']:,} rows, {total['valid_scores']:,} valid scores, "
-        f"top {settings['k']:,} of {settings['scores']} scores on {settings['backend']}"
-    )
-    terminal.say()
-    if len(found["calls"]) <= MOST_LINES:
-        head: tuple[str, ...] = ("call", "step", "rows", "width", "latency", "plain read", "of floor", "exact")
-        lines: list[tuple[str, ...]] = [
-            (f"{number} {c['phase']}", str(c["step"]), f"{c['rows']:,}", f"{c['width']:,}", *_times(c))
-            for number, c in enumerate(found["calls"])
-        ]
-    else:
-        head = ("step", "calls", "rows", "latency", "plain read", "of floor", "exact")
-        prefill = {c["step"] for c in found["calls"] if c["phase"] == "prefill"}
-        lines = [
-            (f"{s['step']} prefill", str(s["calls"]), f"{s['rows']:,}", *_times(s))
-            for s in found["steps"]
-            if s["step"] in prefill
-        ]
-        if "decode" in found["phases"]:
-            decode = found["phases"]["decode"]
-            lines.append(("decode", str(decode["calls"]), f"{decode['rows']:,}", *_times(decode)))
-    terminal.table(head, lines)
-    if total["peers"]:
-        terminal.say()
-    for name, us in total["peers"].items():
-        terminal.say(f"{name}: {'failed or not exact' if us is None else terminal.seconds_text(us / 1e6)}")
-    for call in found["calls"]:
-        if call["error"]:
-            terminal.note(f"{call['rows']} x {call['width']}: {call['error']}")
-
-
-def _times(facts: dict[str, Any]) -> tuple[str, str, str, str]:
-    share = facts["of_floor"]
-    return (
-        "failed" if facts["us"] is None else terminal.seconds_text(facts["us"] / 1e6),
-        terminal.seconds_text(facts["floor_us"] / 1e6),
-        "" if share is None else f"{share:.2f}",
-        "yes" if facts["exact"] is True else "NO",
-    )

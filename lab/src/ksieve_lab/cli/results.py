@@ -41,6 +41,20 @@ def write(path: Path | None, payload: dict[str, Any]) -> None:
         record.write_json(path.absolute(), payload)
 
 
+def tell(payload: dict[str, Any]) -> None:
+    """Print what there is to say about a result."""
+    from ksieve_lab.report import told
+
+    for said in told.told(payload):
+        if isinstance(said, told.Table):
+            terminal.table(said.columns, said.rows, title=said.title or None)
+            terminal.say()
+        elif isinstance(said, told.Note):
+            terminal.note(said)
+        else:
+            terminal.say(said, style="bold" if isinstance(said, told.Head) else None)
+
+
 def finish(path: Path | None, payload: dict[str, Any], figures: Path | None) -> None:
     """Write the result file, draw the figures that were asked for, and say where they are."""
     write(path, payload)

@@ -19,8 +19,6 @@ from ksieve_lab.captures.format import Capture
 from ksieve_lab.cli import results
 from ksieve_lab.cli.captures import open_capture
 from ksieve_lab.study.costs import DEVICE_COSTS
-from ksieve_lab.study.tally import MOST, rank_text
-from ksieve_lab.study.words import percent
 
 
 class StudyDevice(StrEnum):
@@ -81,7 +79,7 @@ def study(
     and writes, the results of one process.
     """
     from ksieve_lab.report import figures as drawing
-    from ksieve_lab.study import run, words
+    from ksieve_lab.study import run
     from ksieve_lab.study.report import NO_FIGURES
 
     files.check_folder("--out", out)
@@ -104,22 +102,7 @@ def study(
     assert payload is not None  # on the first rank
     written = run.write(payload, out, figures=figures)
     terminal.result(lambda: payload)
-    found = payload["results"]
-    studied = found["captures"]
-    terminal.say(words.verdict_sentence(found), style="bold")
-    terminal.say()
-    terminal.table(*words.verdict_table(found))
-    terminal.say()
-    terminal.say(f"study of {sum(c['studied'] for c in studied):,} rows, k={payload['settings']['k']}", style="bold")
-    terminal.facts(
-        (c["name"], f"{c['studied']:,} of {c['rows']:,} rows, up to {c['lengths']['most']:,} {c['dtype']} scores each")
-        for c in studied
-    )
-    terminal.say()
-    terminal.table(*words.comparison_table(found))
-    terminal.say()
-    terminal.table(*words.policy_table(found))
-    terminal.say()
+    results.tell(payload)
     terminal.say(f"report: {written[0]}")
     terminal.say(f"result: {results.short(written[1])}")
     if drawn := written[2:]:
@@ -153,82 +136,5 @@ def calibrate(
         )
     policy.save(target, extra={"calibration": plain(payload)})
     terminal.result(lambda: payload)
-    found, settings = payload["results"], payload["settings"]
-    chosen, ordinary, true = found["chosen"], found["default"], found["came_true"]
-    failed = ", ".join(words for name, words, _ in _QUANTITIES if not true[name])
-    terminal.say(
-        f"NOT as predicted on rows held back: {failed}" if failed else "as predicted on rows held back",
-        style="bold",
-    )
-    terminal.say(f"{policy.name} for k={settings['k']} on {settings['cost']}, from {found['rows']:,} rows")
-    terminal.facts(
-        {
-            "view": f"one score in {policy.stride}, in groups of {policy.group}"
-            + (", the best of every four" if policy.peaks else "")
-            + f", {policy.boundary} boundary",
-            "margin": f"{policy.margin:.3f} k, which is sample rank {policy.primary_rank(settings['k'])}",
-            "rescue": f"{policy.rescue_margin:.3f} k, sample rank {policy.rescue_rank(settings['k'])}"
-            if policy.rescue_margin is not None
-            else "none",
-        }
-    )
-    terminal.say()
-    terminal.table(
-        ("", "predicted (95 %)", "expected of held-back rows", "realised", ""),
-        [
-            (
-                words,
-                f"{show(e['value'])} ({show(e['low'])} to {show(e['high'])})",
-                f"{show(e['next_low'])} to {show(e['next_high'])}",
-                show(found["realised"][name]),
-                "as predicted" if true[name] else "NOT as predicted",
-            )
-            for name, words, show in _QUANTITIES
-            for e in (chosen[name],)
-            if name != "p_band" or policy.rescue_margin is not None
-        ],
-        title=f"Predicted, and realised on {found['held_back']:,} rows held back",
-    )
-    terminal.say()
-    terminal.table(
-        ("view", "margin", "rescue", "band scans", "exact recovery", "admitted / k", "overflow", "cost of a row"),
-        [
-            (
-                entry["policy"] + (" (the planner's own choice)" if entry is ordinary else ""),
-                f"{entry['margin']:.2f}",
-                "-" if entry["rescue_margin"] is None else f"{entry['rescue_margin']:.2f}",
-                percent(entry["p_band"]["value"]),
-                percent(entry["p_exact"]["value"]),
-                rank_text(entry["admitted"]["value"]),
-                percent(entry["overflow"]),
-                f"{entry['row_ns']:,.1f} ns",
-            )
-            for entry in [*found["ranking"], *filter(None, [ordinary])]
-        ],
-        title="The best of every view, by the cost model",
-    )
-    terminal.say()
-    if ordinary is not None:
-        saved = found["verdict"]["saved"]
-        terminal.say(
-            f"against the planner's own choice, {ordinary['policy']}, it saves {100 * saved:.1f} % by the model"
-            if saved > 0
-            else f"the planner's own choice, {ordinary['policy']}, costs no more by the model"
-        )
+    results.tell(payload)
     terminal.say(f"policy: {target}")
-
-
-def _scans(value: float) -> str:
-    return f"{value:.4f}"
-
-
-def _in_k(value: float) -> str:
-    return f"{value:.3f}" if value < MOST else f"over {MOST}"
-
-
-_QUANTITIES = (
-    ("p_band", "rows that scan the rescue band", percent),
-    ("p_exact", "rows that end in exact recovery", percent),
-    ("traffic", "row scans", _scans),
-    ("admitted", "scores admitted / k", _in_k),
-)

@@ -73,6 +73,8 @@ class Section:
         "benchmarks", or the page of the guide that shows the figures of each file.
     told : sequence of Table, optional
         What the terminal shows beside the cases of one result. Default: the tables of the page.
+    head : function of a payload, optional
+        What is said first of a result. Default: its card and settings.
     """
 
     title: str
@@ -82,6 +84,7 @@ class Section:
     figures: Callable[[Mapping[str, Any]], Sequence[Figure]] = lambda _: ()
     page: str = "benchmarks"
     told: Sequence[Table] | None = None
+    head: Callable[[Mapping[str, Any]], str] | None = None
 
 
 def read(folder: Path, pattern: str = "*.json") -> list[File]:

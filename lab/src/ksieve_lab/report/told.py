@@ -46,7 +46,7 @@ def told(payload: Facts) -> Iterator[Said]:
     """Tables and lines about a result, which may lack answers; notes say why."""
     results, section = payload["results"], specs.section_of(payload["bench"])
     cases = cases_of(results)
-    yield Head(title(payload))
+    yield Head((section.head or title)(payload))
     yield from _cases([case for case in cases if "selectors" in case or "floor_us" in case])
     for table in section.tables if section.told is None else section.told:
         note, columns, rows = cells(table, [File(payload["bench"], payload)], missing="failed")
@@ -125,9 +125,13 @@ def _plain(text: str) -> str:
 
 def _notes(results: Facts, cases: Sequence[Facts]) -> Iterator[Note]:
     """Why cases and selectors have no time, and what was not compared."""
-    steps = [{"request": name, "selectors": step["variants"] | step["peers"]}
-             for name, step in results.get("steps", {}).items()]  # fmt: skip
-    others = [*results.get("requests", ()), *steps, *results.get("activation", {}).get("cells", ())]
+    steps = results.get("steps", {})
+    others = [
+        *results.get("requests", ()), *results.get("activation", {}).get("cells", ()),
+        *({"selectors": {OWN: call}, **call} for call in results.get("calls", ())),
+        *({"request": name, "selectors": steps[name]["variants"] | steps[name]["peers"]}
+          for name in (steps if isinstance(steps, Mapping) else ())),
+    ]  # fmt: skip
     told: dict[str, list[str]] = {}
     for case in (*cases, *others):
         what = " ".join(filter(None, (case.get("operator"), case.get("request") or name_of(case))))

@@ -7,7 +7,8 @@ from html import escape
 from typing import Any
 
 from ksieve_lab.report import figures
-from ksieve_lab.report.specs.study import FIGURES
+from ksieve_lab.report.specs.study import ABOUT, EVERY_POLICY, FIGURES, VERDICT, comparison
+from ksieve_lab.report.tables import File, Table, cells
 from ksieve_lab.study import words
 from ksieve_lab.study.verdict import HOLDS
 
@@ -51,7 +52,7 @@ EXPLANATIONS = {
 }
 """What each figure shows, in the words of the report."""
 
-VERDICT = (
+HOLDING = (
     "Sampling holds where a row is scanned at most "
     f"{1 + HOLDS:g} times on average, besides the view: rescue bands, exact recovery and rescans for want of candidate "
     "storage counted. Underfill is the share of rows and phases whose boundary admits fewer than K; candidates are the "
@@ -60,7 +61,7 @@ VERDICT = (
 )
 """What the verdict means."""
 
-EVERY_POLICY = (
+POLICIES = (
     "What would happen with each policy that ksieve has by name, in a plan for the same device: candidates, underfill "
     "and row scans. Any of them is exact; ksieve calibrate weighs them by a device's costs."
 )
@@ -98,9 +99,8 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
     alone.
     """
     results = payload["results"]
-    captures: Sequence[Mapping[str, Any]] = results["captures"]
-    numbers = {name: words.comparison_table(results, name) for name in FIGURES}
-    sections = {name: table for name, table in numbers.items() if name in drawn or table[1]}
+    files = [File("study", payload)]
+    sections = {name: rows for name in FIGURES if (rows := _table(comparison(name), files)) or name in drawn}
     answer, _, sentence = words.verdict_sentence(results).partition(": ")
     parts = [
         "<!doctype html>",
@@ -110,32 +110,28 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
         f"<style>{figures.PAGE_CSS}{_PAGE_CSS}</style></head><body>",
         "<h1>Does sampling hold on these scores?</h1>",
         f'<p class="verdict"><strong>{escape(answer)}</strong>: {escape(sentence)}.</p>',
-        _table(*words.verdict_table(results)),
-        f"<p>{escape(VERDICT)}</p>",
+        _table(VERDICT, files),
+        f"<p>{escape(HOLDING)}</p>",
         f"<pre>{escape(payload['environment']['command'])}</pre>",
         f'<p class="quiet">{escape(_provenance(payload))}</p>',
         _contents(sections),
         '<h2 id="captures">Captures</h2>',
-        _table(
-            ("capture", "rows studied", "valid scores per row", "dtype"),
-            [(_named(c), f"{c['studied']:,} of {c['rows']:,}", _lengths(c["lengths"]), c["dtype"]) for c in captures],
-        ),
+        _table(ABOUT, files),
         f"<p>K = {results['k']:,}. Ranks are exact: every valid score of a studied row was compared."
         f"{_PAPER if results['k'] == words.PAPER_K else ''}</p>",
         '<h2 id="every-policy">Every named policy</h2>',
-        f"<p>{escape(EVERY_POLICY)}</p>",
-        _table(*words.policy_table(results)),
+        f"<p>{escape(POLICIES)}</p>",
+        _table(EVERY_POLICY, files),
     ]
     if not drawn:
         parts.append(f'<p class="quiet">{escape(NO_FIGURES)}</p>')
-    for name, (columns, rows) in sections.items():
+    for name, rows in sections.items():
         heading = FIGURES[name][0]
         parts.append(f'<h2 id="figure-{name}">{escape(heading)}</h2>')
         if name in drawn:
             parts += [f"<p>{escape(text)}</p>" for text in EXPLANATIONS[name]]
             parts.append(f"<figure>{figures.inline_svg(drawn[name], label=heading)}</figure>")
-        if rows:
-            parts.append(_table(columns, rows))
+        parts.append(rows)
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
 
@@ -148,21 +144,16 @@ def _contents(shown: Iterable[str]) -> str:
     return f"<nav><h2>Contents</h2><ol>{items}</ol></nav>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+def _table(table: Table, files: Sequence[File]) -> str:
+    """A table; empty where it has no row."""
 
+    def line(texts: Sequence[str | None], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(text or '')}</{tag}>" for text in texts) + "</tr>"
+
+    _, head, rows = cells(table, files)
     body = "".join(line(row, "td") for row in rows)
-    return f'<div class="scroll"><table><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table></div>'
-
-
-def _named(capture: Mapping[str, Any]) -> str:
-    return f"{capture['name']}: {capture['title']}" if capture["title"] else str(capture["name"])
-
-
-def _lengths(lengths: Mapping[str, Any]) -> str:
-    least, most = int(lengths["least"]), int(lengths["most"])
-    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    whole = f'<div class="scroll"><table><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table></div>'
+    return whole if rows else ""
 
 
 def _provenance(payload: Mapping[str, Any]) -> str:

@@ -21,8 +21,6 @@ TIED, SHORT, BEYOND = "tied", "rows too short", "beyond the ranks resolved"
 
 Results = Mapping[str, Any]
 Capture = Mapping[str, Any]
-Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
-"""Column names, and rows of cells; empty cells have no value."""
 
 
 def verdict_sentence(results: Results) -> str:
@@ -46,46 +44,8 @@ def verdict_sentence(results: Results) -> str:
     return f"{answer}: {why}"
 
 
-def verdict_table(results: Results) -> Table:
-    """Effect of the plan of each capture on its rows."""
-    columns = ("capture", "verdict", "plan", "underfill", "candidates / K", "row scans", "tied rows")
-    rows: list[tuple[str, ...]] = []
-    for c in results["captures"]:
-        plan = c["plan"]
-        rows.append((
-            c["name"], c["verdict"]["answer"], f"{plan['name']} on {plan['device']}", underfill(plan),
-            "" if plan["name"] == "direct" else candidates(c, plan), f"{plan['traffic']:.3f}",
-            f"{c['tail']['tied']:,} of {c['studied']:,}",
-        ))  # fmt: skip
-    return columns, rows
-
-
-def policy_table(results: Results) -> Table:
-    """Every named policy on every capture."""
-    captures = results["captures"]
-    columns = ("policy", *(f"{c['name']}: median / K (5 to 95 %), underfill, row scans" for c in captures))
-    rows = [
-        (entry["name"], *(_policy(c, c["policies"][i]) for c in captures))
-        for i, entry in enumerate(captures[0]["policies"])
-    ]
-    return columns, rows
-
-
-def comparison_table(results: Results, figure: str | None = None) -> Table:
-    """The quantities of one figure or of all, with the paper's column at the paper's own k."""
-    captures = results["captures"]
-    paper_too = results["k"] == PAPER_K
-    columns = ("", *(["the paper found"] if paper_too else []), "theory predicts", *(c["name"] for c in captures))
-    rows = [
-        (quantity, *([paper] if paper_too else []), predicted, *here)
-        for of, quantity, paper, predicted, here in _compared(captures)
-        if figure in (None, of)
-    ]
-    return columns, rows
-
-
-def _compared(captures: Sequence[Capture]) -> Iterator[tuple[str, str, str, str, list[str]]]:
-    """Figure, quantity, the paper's value, the one by theory, and that of each capture."""
+def compared(captures: Sequence[Capture]) -> Iterator[tuple[str, ...]]:
+    """Figure, quantity, the paper's value, the one by theory, and those of the captures."""
     first = captures[0]["tail"]
     gaps = [float(gap) for gap in first["gaps"]]
     for eps, quantile, paper in ((100, "median", 1.03), (100, "p95", 1.15), (500, "median", 1.18), (500, "p95", 2.02)):
@@ -93,26 +53,26 @@ def _compared(captures: Sequence[Capture]) -> Iterator[tuple[str, str, str, str,
         name = "median" if quantile == "median" else "95th percentile"
         here = [rank_text(c["tail"][quantile][at]) if c["tail"]["rows"] else TIED for c in captures]
         predicted = rank_text(first["predicted"][quantile][at])
-        yield "tail", f"C({eps}) / K, {name}", rank_text(paper), predicted, here
-    yield "tail", "rows tied at rank K", "", "", [f"{c['tail']['tied']:,} of {c['studied']:,}" for c in captures]
+        yield "tail", f"C({eps}) / K, {name}", rank_text(paper), predicted, *here
+    yield "tail", "rows tied at rank K", "", "", *(f"{c['tail']['tied']:,} of {c['studied']:,}" for c in captures)
     for text, least, most, worst in (
         ("median rank against request, views 1/16 to 1/64", 16, 64, "within 1.3 %"),
         ("median rank against request, view 1/256", 256, 256, "within 5.0 %"),
     ):
-        yield "ranks", text, worst, "", [_worst_median(c, least, most) for c in captures]
+        yield "ranks", text, worst, "", *(_worst_median(c, least, most) for c in captures)
     for stride, span, error in ((64, "1.23 to 1.77", "0.32"), (128, "1.09 to 1.92", "0.50")):
         spans = [_of_ranks(c, stride, lambda e: f"{rank_text(e['p05'])} to {rank_text(e['p95'])}") for c in captures]
-        yield "ranks", f"1/{stride} at 1.5 K: 5 to 95 % of ranks / K", span, "", spans
+        yield "ranks", f"1/{stride} at 1.5 K: 5 to 95 % of ranks / K", span, "", *spans
         errors = [_of_ranks(c, stride, lambda e: rank_text(e["error_p95"])) for c in captures]
-        yield "ranks", f"1/{stride} at 1.5 K: 95 % of errors within, / K", error, "", errors
+        yield "ranks", f"1/{stride} at 1.5 K: 95 % of errors within, / K", error, "", *errors
     expected = _entry(captures[0], 128)["exchangeable_below_k"]
     predicted = f"{100 * expected:.2f} %" if _finite(expected) else ""
     below = [_of_ranks(c, 128, lambda e: f"{100 * e['below_k']:.2f} %") for c in captures]
-    yield "ranks", "1/128 at 1.5 K: phases below K", "under 0.9 %", predicted, below
+    yield "ranks", "1/128 at 1.5 K: phases below K", "under 0.9 %", predicted, *below
     ends = [f"{100 * c['deciles']['ends']['median']:.0f} %" if c["deciles"]["rows"] else TIED for c in captures]
-    yield "deciles", "top K in the first and last tenth", "52 to 74 %", "20 %", ends
+    yield "deciles", "top K in the first and last tenth", "52 to 74 %", "20 %", *ends
     ratios = [_range_of_ratios(c) for c in captures]
-    yield "rms", "RMS rank error against exchangeable, all views", "14 to 28 % lower", "0 %", ratios
+    yield "rms", "RMS rank error against exchangeable, all views", "14 to 28 % lower", "0 %", *ratios
 
 
 def _entry(capture: Capture, stride: int) -> Mapping[str, Any]:
@@ -176,6 +136,8 @@ def underfill(entry: Mapping[str, Any]) -> str:
 
 def candidates(capture: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     """Scores that a primary boundary admits, in units of k: median, and 5 to 95 %."""
+    if entry["name"] == "direct":
+        return ""
     if not entry["count"]:
         return SHORT
     if _all_tied(capture):
@@ -193,7 +155,8 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share >= 1e-6 else "under 0.0001 %"
 
 
-def _policy(capture: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+def policy(capture: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    """What a named policy would do: candidates, underfill and row scans."""
     if not entry["count"]:
         return f"{SHORT}, {entry['traffic']:.3f}"
     return f"{candidates(capture, entry)}, {percent(entry['below_k'])}, {entry['traffic']:.3f}"

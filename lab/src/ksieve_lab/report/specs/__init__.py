@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from ksieve_lab.report.specs import engines, evidence, gpu, others, study
 from ksieve_lab.report.tables import Column, File, Section, Table, card, command, fenced, judge, machine
 from ksieve_lab.report.tables import render as tabulate
 
-SECTIONS: tuple[Section, ...] = (*gpu.SECTIONS, *others.SECTIONS, *engines.SECTIONS, *evidence.SECTIONS)
+SECTIONS: tuple[Section, ...] = (
+    *gpu.SECTIONS, *others.SECTIONS, *engines.SECTIONS, *evidence.SECTIONS, *study.SECTIONS,
+)  # fmt: skip
 """In the order of the page of benchmarks; a result of another bench is in its list of files alone."""
 
 FILES = Table(
@@ -63,8 +65,8 @@ def benchmarks(files: Sequence[File], folder: Path) -> str:
             parts.append(f"![{spec.heading}]({name})")
     for title, text in (
         ("Engines, operator by operator", engines.every(files)),
-        ("Experiments of the paper", each(files)),
-        ("Studies", _studies(files, study.study_section, study.calibration_section)),
+        ("Experiments of the paper", each(files, evidence.SECTIONS)),
+        ("Studies", each(files, study.SECTIONS)),
     ):
         parts += [f"## {title}", text] if text else []
     return "\n\n".join(filter(None, [*parts, "## Files", tabulate(FILES, files)])) + "\n"
@@ -85,19 +87,19 @@ def readme(files: Sequence[File]) -> str:
     return "\n\n".join(parts)
 
 
-def _experiments(files: Sequence[File]) -> Iterator[tuple[Section, File]]:
-    """Ablations, chains and replays."""
-    for section in evidence.SECTIONS:
+def _of_sections(files: Sequence[File], sections: Sequence[Section]) -> Iterator[tuple[Section, File]]:
+    for section in sections:
         for file in (file for file in files if file.payload["bench"] in section.benches):
             judge(section, file)
             yield section, file
 
 
-def each(files: Sequence[File]) -> str:
-    """Tables of ablations, chains and replays, file by file."""
+def each(files: Sequence[File], sections: Sequence[Section]) -> str:
+    """Tables of some sections, file by file."""
     parts = []
-    for section, file in _experiments(files):
+    for section, file in _of_sections(files, sections):
         parts += [f"### {file.stem}", f"{machine(file)}; {file.link()}:"]
+        parts += [f"**{section.head(file.payload)}**"] if section.head else []
         parts += [tabulate(table, [file]) for table in section.tables]
     return "\n\n".join(filter(None, parts))
 
@@ -105,22 +107,19 @@ def each(files: Sequence[File]) -> str:
 def drawn(files: Sequence[File]) -> str:
     """Figures of ablations, chains and replays, with the command of each file, for docs/guide/evidence.md."""
     parts = []
-    for _, file in _experiments(files):
+    for _, file in _of_sections(files, evidence.SECTIONS):
         parts += [f"{file.link('../../')} ({card(file)}): `{command(file)}`"]
         parts += [f"![{spec.heading}](../figures/{file.stem}{spec.name}.svg)" for spec in figures_of(file.payload)]
     return "\n\n".join(parts)
-
-
-def _studies(files: Sequence[File], of_study: Callable[[File], str], of_calibration: Callable[[File], str]) -> str:
-    writers = {"study": of_study, "calibrate": of_calibration}
-    return "\n\n".join(write(f) for bench, write in writers.items() for f in files if f.payload["bench"] == bench)
 
 
 def committed(files: Sequence[File]) -> Iterator[tuple[str, str, str]]:
     """Parts of committed pages: path, name of the markers, and text."""
     yield "README.md", "benchmarks", readme(files)
     yield "docs/guide/evidence.md", "results", drawn(files)
-    yield "docs/guide/study.md", "results", _studies(files, study.answer, study.calibrated)
+    answers = [study.answer(file) for file in files if file.payload["bench"] == "study"]
+    answers += [study.calibrated(file) for file in files if file.payload["bench"] == "calibrate"]
+    yield "docs/guide/study.md", "results", "\n\n".join(answers)
     for engine in engines.TITLES:
         yield f"docs/guide/{engine}.md", "operators", engines.operators(engine)
         yield f"docs/guide/{engine}.md", "seen", engines.gained(engine, files)

@@ -262,40 +262,70 @@ def chain_figures(payload: Payload) -> list[Figure]:
     return [Figure(kind="stack", marks=marks, heading="Score and select in one CUDA graph", lying=True)]
 
 
-def _replay_rows(files: Sequence[File]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def _replay_rows(files: Sequence[File]) -> Iterable[Mapping[str, Any]]:
     results = files[0].payload["results"]
     if len(results["steps"]) <= 12:
-        yield from ((f"step {step['step']}", step) for step in results["steps"])
+        yield from ({"name": f"step {step['step']}", **step} for step in results["steps"])
     if len(results["phases"]) > 1:
-        yield from results["phases"].items()
-    yield "all", results["total"]
+        yield from ({"name": name, **phase} for name, phase in results["phases"].items())
+    yield {"name": "all", **results["total"]}
 
 
+def _milliseconds(name: str, path: str) -> Column:
+    def value(row: Any) -> str | None:
+        us = next(find(row, path))
+        return None if us is None else f"{us / 1e3:,.3f}"
+
+    return Column(f"{name}, ms", value)
+
+
+_TIMES = (
+    _milliseconds("latency", "us"), _milliseconds("plain read", "floor_us"), Column("of floor", "of_floor?", "{:.2f}"),
+    Column("exact", lambda row: "yes" if row["exact"] is True else "NO"),
+)  # fmt: skip
 REPLAY = Table(
-    [
-        Column("", lambda row: row[0]), Column("calls", lambda row: row[1]["calls"], "{:,}"),
-        Column("rows", lambda row: row[1]["rows"], "{:,}"),
-        Column("latency, ms", lambda row: row[1]["us"] / 1e3, "{:.2f}"),
-        Column("plain read, ms", lambda row: row[1]["floor_us"] / 1e3, "{:.2f}"),
-        Column("of floor", lambda row: row[1]["of_floor"], "{:.2f}"),
+    lambda files: [
+        Column("", "name"), Column("calls", "calls", "{:,}"), Column("rows", "rows", "{:,}"), *_TIMES,
+        *(_milliseconds(name, f"peers/{name}") for name in files[0].payload["results"]["total"]["peers"]),
     ],
     _replay_rows,
 )  # fmt: skip
 
+MOST_CALLS = 40
+"""Calls that the terminal lists one by one."""
+
+CALLS = Table(
+    [Column("call", "name"), *(Column(name, name, "{:,}") for name in ("step", "rows", "width")), *_TIMES],
+    lambda files: [
+        {"name": f"{i} {call['phase']}", **call} for i, call in enumerate(files[0].payload["results"]["calls"])
+        if files[0].payload["results"]["total"]["calls"] <= MOST_CALLS
+    ],
+)  # fmt: skip
+
+
+def _replayed(payload: Payload) -> str:
+    total, settings = payload["results"]["total"], payload["settings"]
+    text = f"{settings['trace']}: {total['calls']} calls, top {settings['k']:,}"
+    if total["us"]:
+        text += f", {total['us'] / 1e3:,.2f} ms in all, {total['of_floor']:.2f} of the plain read"
+    return text
+
+
+def _replay_head(payload: Payload) -> str:
+    settings, exact = payload["settings"], payload["results"]["total"]["exact"]
+    return f"{'' if exact else 'NOT '}exact: {_replayed(payload)}; {settings['scores']} scores on {settings['backend']}"
+
 
 def replay_figures(payload: Payload) -> list[Figure]:
     """Each call's latency and its share of the plain read, in order."""
-    total, settings, marks = payload["results"]["total"], payload["settings"], []
+    marks = []
     for i, call in enumerate(payload["results"]["calls"]):
         marks.append(Mark("microseconds", "one plain read", i, call["floor_us"]))
         if call["us"]:
             marks.append(Mark("microseconds", call["phase"], i, call["us"]))
             marks.append(Mark("of the plain read", call["phase"], i, call["of_floor"]))
-    text = f"{settings['trace']}: {total['calls']} calls, top {settings['k']:,}"
-    if total["us"]:
-        text += f", {total['us'] / 1e3:,.2f} ms in all, {total['of_floor']:.2f} of the plain read"
     return [Figure(kind="line", marks=marks, heading="Calls of a replay", at="call, in order",
-                   references=["one plain read"], title=text)]  # fmt: skip
+                   references=["one plain read"], title=_replayed(payload))]  # fmt: skip
 
 
 SECTIONS = (
@@ -303,5 +333,6 @@ SECTIONS = (
             "activation?/cells/*/selectors/*/exact"], ablation_figures, "evidence",
             told=[VARIANTS, *ABLATION]),
     Section("Chains", ["chain"], CHAIN, ["requests/*/selectors/ksieve/exact"], chain_figures, "evidence"),
-    Section("Replays", ["replay"], [REPLAY], ["total/exact"], replay_figures, "evidence"),
+    Section("Replays", ["replay"], [REPLAY], ["total/exact"], replay_figures, "evidence", told=[CALLS, REPLAY],
+            head=_replay_head),
 )  # fmt: skip

@@ -1,15 +1,16 @@
-"""A study: its figures in reading order, and its tables and those of a calibration for the guide."""
+"""A study: its figures in reading order, and its tables and those of a calibration."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from ksieve_lab.report.figures import Figure, Mark
-from ksieve_lab.report.tables import Column, File, Table, markdown, render
+from ksieve_lab.report.tables import Column, File, Section, Table, find, render
 from ksieve_lab.study import words
-from ksieve_lab.study.tally import MOST
+from ksieve_lab.study.tally import MOST, rank_text
 
 Results = Mapping[str, Any]
 
@@ -134,58 +135,101 @@ FIGURES: dict[str, tuple[str, Callable[[Results], Figure]]] = {
 """By the end of the name: heading, and what specifies the figure from the results of a study."""
 
 
-def study_section(file: File) -> str:
-    """What was studied, the verdict, the paper against what was found, and the policies."""
-    results = file.payload["results"]
-    about = Table(
-        [Column("capture", "name", "`{}`"), Column("rows studied", "studied", "{:,}"),
-         Column("valid scores per row", lambda c: f"{c['lengths']['least']:,} to {c['lengths']['most']:,}")],
-        lambda _: results["captures"],
-    )  # fmt: skip
-    tables = (words.verdict_table(results), words.comparison_table(results), words.policy_table(results))
-    parts = [render(about, [file]), f"**{words.verdict_sentence(results)}.**", *(markdown(*table) for table in tables)]
-    return "\n\n".join([*parts, file.link()])
+def _captures(files: Sequence[File]) -> Sequence[Any]:
+    return list(find(files[0], "results/captures/*"))
+
+
+def _by_capture(files: Sequence[File], begin: int, suffix: str = "") -> list[Column]:
+    """Columns of the captures, whose texts follow the first `begin` of a row."""
+    return [Column(c["name"] + suffix, itemgetter(begin + i)) for i, c in enumerate(_captures(files))]
+
+
+def comparison(figure: str | None = None) -> Table:
+    """The quantities of one figure or of all, with the paper's column at the paper's own k."""
+
+    def columns(files: Sequence[File]) -> list[Column]:
+        paper = [Column("the paper found", itemgetter(2))] * (files[0].payload["results"]["k"] == words.PAPER_K)
+        return [Column("", itemgetter(1)), *paper, Column("theory predicts", itemgetter(3)), *_by_capture(files, 4)]
+
+    return Table(columns, lambda files: [row for row in words.compared(_captures(files)) if figure in (None, row[0])])
+
+
+ABOUT = Table(
+    [
+        Column("capture", lambda c: f"{c['name']}: {c['title']}" if c["title"] else c["name"]),
+        Column("rows studied", lambda c: f"{c['studied']:,} of {c['rows']:,}"),
+        Column("valid scores per row", lambda c: f"{c['lengths']['least']:,} to {c['lengths']['most']:,}"),
+        Column("dtype", "dtype"),
+    ],
+    _captures,
+)
+VERDICT = Table(
+    [
+        Column("capture", "name"), Column("verdict", "verdict/answer"),
+        Column("plan", lambda c: f"{c['plan']['name']} on {c['plan']['device']}"),
+        Column("underfill", lambda c: words.underfill(c["plan"])),
+        Column("candidates / K", lambda c: words.candidates(c, c["plan"])),
+        Column("row scans", "plan/traffic", "{:.3f}"),
+        Column("tied rows", lambda c: f"{c['tail']['tied']:,} of {c['studied']:,}"),
+    ],
+    _captures,
+)  # fmt: skip
+EVERY_POLICY = Table(
+    lambda files: [
+        Column("policy", itemgetter(0)),
+        *_by_capture(files, 1, ": median / K (5 to 95 %), underfill, row scans"),
+    ],
+    lambda files: [
+        (entry["name"], *(words.policy(c, c["policies"][i]) for c in _captures(files)))
+        for i, entry in enumerate(_captures(files)[0]["policies"])
+    ],
+)
 
 
 def answer(file: File) -> str:
     """The verdict on every capture, for the guide."""
-    results = file.payload["results"]
-    said = f"**{words.verdict_sentence(results)}** ({file.link('../../')})."
-    return f"{said}\n\n{markdown(*words.verdict_table(results))}"
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.3g} %"
+    said = f"**{words.verdict_sentence(file.payload['results'])}** ({file.link('../../')})."
+    return f"{said}\n\n{render(VERDICT, [file])}"
 
 
 _QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "p_band": ("band scans", _share),
-    "p_exact": ("exact recovery", _share),
+    "p_band": ("rows that scan the rescue band", words.percent),
+    "p_exact": ("rows that end in exact recovery", words.percent),
     "traffic": ("row scans", "{:.4f}".format),
-    "admitted": ("admitted / K", "{:.3f}".format),
+    "admitted": ("scores admitted / K", lambda value: f"{value:.3f}" if value < MOST else f"over {MOST}"),
 }
 
 
-def calibration_section(file: File) -> str:
-    """The policy of a calibration, and its predictions set against held-back rows."""
-    results, chosen = file.payload["results"], file.payload["results"]["chosen"]
-    table = Table(
-        [
-            Column("", lambda name: _QUANTITIES[name][0]),
-            Column(f"predicted from {results['rows']} rows", lambda name: _QUANTITIES[name][1](chosen[name]["value"])),
-            Column(f"expected of {results['held_back']} held-back rows", lambda name: " to ".join(
-                _QUANTITIES[name][1](chosen[name][end]) for end in ("next_low", "next_high"))),
-            Column("realised", lambda name: _QUANTITIES[name][1](results["realised"][name])),
-            Column("as predicted", lambda name: "yes" if results["came_true"][name] else "**no**"),
-        ],
-        lambda _: [name for name in _QUANTITIES if name != "p_band" or chosen["rescue_margin"] is not None],
-        _chosen(file),
-    )  # fmt: skip
-    return f"{render(table, [file])}\n\n{file.link()}"
+def _quantity_columns(files: Sequence[File]) -> list[Column]:
+    results = files[0].payload["results"]
+
+    def texts(name: str, *keys: str) -> list[str]:
+        return [_QUANTITIES[name][1](results["chosen"][name][key]) for key in keys]
+
+    return [
+        Column("", lambda name: _QUANTITIES[name][0]),
+        Column(f"predicted from {results['rows']:,} rows (95 %)",
+               lambda name: "{} ({} to {})".format(*texts(name, "value", "low", "high"))),
+        Column(f"expected of {results['held_back']:,} held-back rows",
+               lambda name: " to ".join(texts(name, "next_low", "next_high"))),
+        Column("realised", lambda name: _QUANTITIES[name][1](results["realised"][name])),
+        Column("as predicted", lambda name: "yes" if results["came_true"][name] else "**NO**"),
+    ]  # fmt: skip
 
 
-def _chosen(file: File) -> str:
-    results, settings = file.payload["results"], file.payload["settings"]
+def _quantities(files: Sequence[File]) -> list[str]:
+    rescued = files[0].payload["results"]["chosen"]["rescue_margin"] is not None
+    return [name for name in _QUANTITIES if name != "p_band" or rescued]
+
+
+def _ranking(files: Sequence[File]) -> list[Mapping[str, Any]]:
+    results = files[0].payload["results"]
+    own = [results["default"] | {"note": " (the planner's own choice)"}] if results["default"] else []
+    return [*results["ranking"], *own]
+
+
+def _chosen(files: Sequence[File]) -> str:
+    results, settings = files[0].payload["results"], files[0].payload["settings"]
     chosen, ordinary = results["chosen"], results["default"]
     rescue = f", rescue {chosen['rescue_margin']:.2f} K" if chosen["rescue_margin"] is not None else ""
     other = f"; the planner's own {ordinary['policy']}: {ordinary['row_ns']:,.1f} ns" if ordinary else ""
@@ -194,8 +238,35 @@ def _chosen(file: File) -> str:
             f"model{other}.")  # fmt: skip
 
 
+CALIBRATION = Table(_quantity_columns, _quantities, _chosen)
+RANKING = Table(
+    [
+        Column("view", lambda p: p["policy"] + p.get("note", "")), Column("margin", "margin", "{:.2f}"),
+        Column("rescue", "rescue_margin?", "{:.2f}"),
+        Column("band scans", lambda p: words.percent(p["p_band"]["value"])),
+        Column("exact recovery", lambda p: words.percent(p["p_exact"]["value"])),
+        Column("admitted / K", lambda p: rank_text(p["admitted"]["value"])),
+        Column("overflow", lambda p: words.percent(p["overflow"])), Column("cost of a row", "row_ns", "{:,.1f} ns"),
+    ],
+    _ranking,
+    "The best of every view, by the cost model",
+)  # fmt: skip
+
+
 def calibrated(file: File) -> str:
     """The policy of a calibration, and whether its predictions held, for the guide."""
     held = file.payload["results"]["came_true"].values()
-    return (f"{_chosen(file)} {sum(held)} of {len(held)} quantities were as predicted on held-back rows "
+    return (f"{_chosen([file])} {sum(held)} of {len(held)} quantities were as predicted on held-back rows "
             f"({file.link('../../')}).")  # fmt: skip
+
+
+def _came_true(payload: Mapping[str, Any]) -> str:
+    failed = [_QUANTITIES[name][0] for name, true in payload["results"]["came_true"].items() if not true]
+    return f"NOT as predicted on rows held back: {', '.join(failed)}" if failed else "as predicted on rows held back"
+
+
+SECTIONS = (
+    Section("Studies", ["study"], [VERDICT, ABOUT, comparison(), EVERY_POLICY], page="study",
+            head=lambda payload: words.verdict_sentence(payload["results"])),
+    Section("Calibrations", ["calibrate"], [CALIBRATION], page="study", told=[CALIBRATION, RANKING], head=_came_true),
+)  # fmt: skip
