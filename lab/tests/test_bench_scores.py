@@ -109,9 +109,9 @@ def test_factors_give_the_scores_of_the_capture(tmp_path):
     fill = scores.source_of(f"factors:{path}")
     matrix = torch.empty(5, 40)
     fill(matrix, None, 0)
-    from ksieve_lab.captures.format import open_capture
+    from ksieve_lab.captures.format import Capture
 
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert np.allclose(matrix.numpy(), capture.rows_block(0, 5), rtol=1e-5, atol=1e-6)
     few = torch.empty(2, 30)
     fill(few, None, 0)

@@ -17,7 +17,7 @@ from ksieve.core.stats import Route
 from ksieve.model import reference
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
-from ksieve_lab.captures.format import Capture, open_capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.read_counts import check_traffic
 from ksieve_lab.study import calibrate as calibration
@@ -187,7 +187,7 @@ def results_of(capture: Capture, **settings: object) -> dict:
 def test_held_back_rows_meet_the_prediction(tmp_path, producer, cost):
     path = tmp_path / "a.safetensors"
     write_synthetic(path, producer, 128, 16_384, lengths="causal", seed=21, k=256)
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         found = results_of(capture, cost=cost)
     assert (found["rows"], found["held_back"]) == (64, 64)
     assert found["came_true"] == dict.fromkeys(predict.QUANTITIES, True), found["realised"]
@@ -209,7 +209,7 @@ def test_rows_unlike_the_calibrated_ones_refute_the_prediction(tmp_path):
     scores[held] = -np.sort(-scores[held], axis=1)
     with CaptureWriter(tmp_path / "a.safetensors", rows, width, "float32", k=k) as writer:
         writer.write(scores, np.full(rows, width, np.int32))
-    with open_capture(tmp_path / "a.safetensors") as capture:
+    with Capture(tmp_path / "a.safetensors") as capture:
         assert np.array_equal(calibration.split_rows(capture, k, None)[1], np.flatnonzero(held))
         assert not all(results_of(capture)["came_true"].values())
 
@@ -238,7 +238,7 @@ def test_the_command_writes_a_policy_that_plans_take(tmp_path, monkeypatch):
 
 def test_errors_come_before_any_work(tmp_path):
     write_synthetic(tmp_path / "a.safetensors", "random_normal", 15, 4096, k=64)
-    with open_capture(tmp_path / "a.safetensors") as capture:
+    with Capture(tmp_path / "a.safetensors") as capture:
         with pytest.raises(ArgumentError, match=r"a\.safetensors, with 15 rows .* at least 16"):
             calibration.calibrate([capture])
         with pytest.raises(ArgumentError, match="cost: got 'abacus'; takes one of h200, cpu"):
@@ -253,7 +253,7 @@ def test_half_as_wide_scores_cost_half_the_scan(tmp_path):
     for dtype in ("float32", "bfloat16"):
         path = tmp_path / f"{dtype}.safetensors"
         write_synthetic(path, "random_normal", 32, 16_384, dtype=dtype, seed=4, k=256)
-        with open_capture(path) as capture:
+        with Capture(path) as capture:
             prices.append(results_of(capture)["chosen"]["row_ns"])
     scan = 2 * 16_384 * costs.DEVICE_COSTS["h200"].byte_ns
     assert prices[0] - prices[1] == pytest.approx(scan, rel=0.25)
@@ -265,7 +265,7 @@ def test_clumped_rows_that_overfill_the_plan_are_counted_and_avoided(tmp_path, m
         monkeypatch.setattr(memory, name, value)
     path, k = tmp_path / "a.safetensors", 2048
     write_synthetic(path, "smooth_structured", 24, 131_072, seed=5, k=k)
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         found = results_of(capture)
         scores = capture.rows_block(0, 1)
     assert found["default"]["policy"] == LINES_64.name

@@ -15,7 +15,7 @@ from conftest import ROOT
 from typer.testing import CliRunner
 
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.report.specs.study import EVERY_POLICY, FIGURES, comparison
 from ksieve_lab.report.tables import File, cells, render
@@ -34,7 +34,7 @@ def capture_of(path: Path, scores: np.ndarray, lengths=None, **settings) -> Path
 
 
 def study_of(path: Path, k: int, **settings):
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         return measure.study_capture(capture, k, **settings)
 
 
@@ -99,7 +99,7 @@ def test_results_do_not_depend_on_the_blocks(tmp_path):
 
 def test_rows_at_equal_spacing_and_only_eligible_ones(tmp_path):
     path = capture_of(tmp_path / "a.safetensors", np.zeros((9, 64)), [64, 3, 64, 64, 39, 40, 64, 64, 64])
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert list(eligible_rows(capture, 10, None)) == [0, 2, 3, 5, 6, 7, 8]
         assert list(eligible_rows(capture, 10, 4)) == [0, 3, 6, 8]
         blocks = list(read_blocks(capture, eligible_rows(capture, 10, None), 64 * 4 * 3))
@@ -137,7 +137,7 @@ def test_tally_quantiles_and_sums_are_exact():
 def test_errors_come_before_any_work(tmp_path):
     path = capture_of(tmp_path / "a.safetensors", np.zeros((2, 64)))
     other = capture_of(tmp_path / "b.safetensors", np.zeros((2, 64)), k=3)
-    with open_capture(path) as a, open_capture(other) as b:
+    with Capture(path) as a, Capture(other) as b:
         for captures in ([a], [a, b]):
             with pytest.raises(ArgumentError, match="do not agree"):
                 run.study(captures)
@@ -150,7 +150,7 @@ def test_errors_come_before_any_work(tmp_path):
 
 def test_a_capture_of_plateaus_says_so_everywhere(tmp_path):
     write_synthetic(tmp_path / "a.safetensors", "relu_plateau", 4, 4096, k=64)
-    with open_capture(tmp_path / "a.safetensors") as capture:
+    with Capture(tmp_path / "a.safetensors") as capture:
         payload = run.study([capture])
     lines = {quantity: here for quantity, *_, here in cells(comparison(), [File("s", payload)])[2]}
     assert lines["rows tied at rank K"] == "4 of 4"
@@ -165,8 +165,8 @@ def test_rows_that_no_policy_samples_are_refused_before_one_is_read(tmp_path, mo
 
     scores = np.random.default_rng(0).standard_normal((40, 400))
     with (
-        open_capture(capture_of(tmp_path / "a.safetensors", scores[:, :214])) as short,
-        open_capture(capture_of(tmp_path / "b.safetensors", scores)) as enough,
+        Capture(capture_of(tmp_path / "a.safetensors", scores[:, :214])) as short,
+        Capture(capture_of(tmp_path / "b.safetensors", scores)) as enough,
     ):
         for name in ("rows_block", "rows_at"):
             monkeypatch.setattr(type(short), name, lambda *_: pytest.fail("read"))
@@ -174,7 +174,7 @@ def test_rows_that_no_policy_samples_are_refused_before_one_is_read(tmp_path, mo
         with pytest.raises(ArgumentError, match=rf"^k: got 50 for a.safetensors, {takes}"):
             run.study([enough, short], 50)
     with (
-        open_capture(capture_of(tmp_path / "c.safetensors", scores[:, :60])) as shorter,
+        Capture(capture_of(tmp_path / "c.safetensors", scores[:, :60])) as shorter,
         pytest.raises(ArgumentError, match=r"^k: got 15 for a row of 60 scores; takes a smaller k or longer rows"),
     ):
         calibrate([shorter], 15)
@@ -182,7 +182,7 @@ def test_rows_that_no_policy_samples_are_refused_before_one_is_read(tmp_path, mo
 
 def test_rows_of_few_scores_are_studied_without_a_word(tmp_path):
     scores = np.random.default_rng(0).standard_normal((3, 400))
-    with open_capture(capture_of(tmp_path / "a.safetensors", scores)) as capture:
+    with Capture(capture_of(tmp_path / "a.safetensors", scores)) as capture:
         payload = run.study([capture], 4)
     sparse = next(r for r in payload["results"]["captures"][0]["ranks"] if r["stride"] == 256)
     assert sparse["count"] + sparse["unusable"] == 3 * 256

@@ -13,7 +13,7 @@ from ksieve.core.policy import PAPER_64, QUADS_16
 from ksieve.core.stats import Route
 from ksieve.model import reference
 from ksieve.planning.choose_cpu import default_policy
-from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.numbers import narrow
 from ksieve_lab.workloads import LENGTHS, PRODUCERS, find_producer, write_synthetic
 
@@ -239,7 +239,7 @@ def test_a_synthetic_capture_is_its_producer_in_blocks(tmp_path, dtype):
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
     scores = PRODUCERS["infinities"](7, 3000, seed=9, k=100)
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert capture.rows_block(0, 7).tobytes() == narrow(scores, dtype).tobytes()
         assert np.array_equal(capture.lengths, LENGTHS["adversarial"](7, 3000, seed=9, k=100))
         assert (capture.dtype, capture.k, capture.metadata["producer"]) == (dtype, 100, "infinities")
@@ -248,7 +248,7 @@ def test_a_synthetic_capture_is_its_producer_in_blocks(tmp_path, dtype):
 
 def test_options_reach_the_producer_and_are_recorded(tmp_path):
     write_synthetic(tmp_path / "a.safetensors", "all-equal", 2, 5, options={"value": 3.5})
-    with open_capture(tmp_path / "a.safetensors") as capture:
+    with Capture(tmp_path / "a.safetensors") as capture:
         assert (capture.rows_block(0, 2) == 3.5).all()
         assert capture.metadata["option_value"] == "3.5"
 

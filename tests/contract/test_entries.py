@@ -312,11 +312,11 @@ def test_verify_refutes_any_change(drawn, data):
 
 def test_a_recording_has_their_scores(tmp_path):
     import ksieve_lab
-    from ksieve_lab.captures import open_capture
+    from ksieve_lab.captures import Capture
 
     with ksieve_lab.record(tmp_path / "scores.safetensors") as recorder:
         ksieve.topk(scores(), np.array([40, 8, 0], np.int32), k=2, block_size=8, expand=True)
         ksieve.topk(scores(4), np.array([40, 7], np.int32), k=2, expand=4, tail=np.array([160, 28], np.int32), next_n=2)
     assert (recorder.seen, recorder.kept, recorder.rows) == (2, 2, 7)
-    with open_capture(tmp_path / "scores.safetensors") as capture:
+    with Capture(tmp_path / "scores.safetensors") as capture:
         assert capture.lengths.tolist() == [40, 8, 0, 40, 40, 7, 7]

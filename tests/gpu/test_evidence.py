@@ -12,7 +12,7 @@ import ksieve_lab
 from ksieve.backends.cuda.jit.compile import compile_kernel, shipped_sources
 from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.core.errors import BackendError
-from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.format import Capture
 
 torch = pytest.importorskip("torch")
 
@@ -35,7 +35,7 @@ def test_live_calls_are_recorded_from_the_device(tmp_path):
         ksieve.topk(scores.half(), lengths, k=64)
     assert recorder.kept == 2
     assert torch.equal(out.sort(1).values, want.sort(1).values)
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         found, valid = capture.rows_block(0, 20), capture.lengths
     chosen = np.arange(10) * 4
     assert np.array_equal(valid, np.tile(lengths.cpu().numpy()[chosen], 2))

@@ -10,7 +10,7 @@ from ksieve import verify
 from ksieve.cli.app import app
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.files import load_array, stream
-from ksieve_lab.captures import import_scores, open_capture
+from ksieve_lab.captures import Capture, import_scores
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -42,12 +42,12 @@ def reads(path, name):
     """Every way to read a file, and the errors that each may raise."""
 
     def selected():
-        with open_capture(path) as capture:
+        with Capture(path) as capture:
             capture.describe()
             stream.select(capture, 2, lambda begin, indices: None, backend="reference")
 
     def verified():
-        with open_capture(path) as capture:
+        with Capture(path) as capture:
             assert verify(capture, None, np.tile(np.arange(2), (capture.rows, 1)), sentinel=1 << 40) is not None
 
     return {
@@ -98,7 +98,7 @@ FACTORS = {
 @pytest.mark.parametrize("shapes", FACTORS.values(), ids=FACTORS)
 def test_factors_of_nothing_are_no_capture(tmp_path, shapes):
     path = write(tmp_path / "a.safetensors", {name: ("F32", shape) for name, shape in zip("qkw", shapes, strict=True)})
-    with pytest.raises(FileFormatError) as caught, open_capture(path) as found:
+    with pytest.raises(FileFormatError) as caught, Capture(path) as found:
         found.describe()
         stream.select(found, 2, lambda begin, indices: None)
     assert str(caught.value).startswith(f"{path}: ") and len(str(caught.value)) < len(str(path)) + 400

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ksieve.core.errors import ArgumentError, FileFormatError
-from ksieve_lab.captures import CaptureWriter, import_scores, open_capture
+from ksieve_lab.captures import Capture, CaptureWriter, import_scores
 
 MOST = 64 << 20
 """Bytes that anything here may allocate."""
@@ -55,7 +55,7 @@ def test_lengths_are_not_expanded(tmp_path):
         import_scores(tmp_path / "a.pt", tmp_path / "a.safetensors")
     save_expanded(tmp_path / "b.pt", (4, 8), lengths=torch.full((1,), 3).expand(4))
     import_scores(tmp_path / "b.pt", tmp_path / "b.safetensors")
-    with open_capture(tmp_path / "b.safetensors") as capture:
+    with Capture(tmp_path / "b.safetensors") as capture:
         assert capture.lengths.tolist() == [3] * 4
 
 
@@ -75,7 +75,7 @@ def test_lengths_that_nobody_gave_take_no_memory(tmp_path):
 
     rows = 1_000_000_000
     path = sparse(tmp_path / "a.safetensors", rows)
-    with open_capture(path) as capture, open_capture(path) as other:
+    with Capture(path) as capture, Capture(path) as other:
         assert capture.lengths.shape == (rows,) and capture.lengths.dtype == np.int32
         assert capture.describe()["lengths"] == "1 to 1, 1,000,000,000 valid scores"
         assert facts_of(capture)["lengths"] == {"least": 1, "most": 1, "sum": rows}

@@ -17,7 +17,7 @@ from ksieve.files import load_array
 from ksieve.planning import tuned
 from ksieve.planning.devices import DEVICES
 from ksieve_lab.bench import record
-from ksieve_lab.captures import CaptureWriter, import_scores, open_capture, write_factors
+from ksieve_lab.captures import Capture, CaptureWriter, import_scores, write_factors
 from ksieve_lab.traces import replay
 from ksieve_lab.workloads.producers import write_synthetic
 
@@ -39,7 +39,7 @@ def record_calls(path):
 
 
 READERS = {
-    "open_capture": (open_capture, ".safetensors"),
+    "Capture": (Capture, ".safetensors"),
     "load_array": (lambda path: load_array(path, prefer="x"), ".npy"),
     "load_array of an archive": (lambda path: load_array(path, prefer="x"), ".npz"),
     "load_array of torch": (lambda path: load_array(path, prefer="x"), ".pt"),

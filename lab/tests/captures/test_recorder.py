@@ -13,7 +13,7 @@ from disk import file_sizes
 from ksieve import api, dispatch
 from ksieve.core import call as calls
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.format import Capture
 
 
 def rows(count, width, seed=0):
@@ -31,7 +31,7 @@ def test_a_recording_holds_the_scores_lengths_and_k_of_its_calls(tmp_path):
         assert not path.exists()
     ksieve.topk(second, k=8)
     assert (recorder.seen, recorder.kept, recorder.rows, recorder.full) == (2, 2, 8, False)
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert (capture.rows, capture.width, capture.dtype, capture.k) == (8, 700, "float32", 8)
         assert capture.lengths.tolist() == [300, 0, 20, 300, 0, 700, 700, 700]
         found = capture.rows_block(0, 8)
@@ -51,7 +51,7 @@ def test_what_is_kept_is_chosen_and_bounded(tmp_path):
         for block in blocks:
             ksieve.topk(block, k=3)
     assert (recorder.seen, recorder.kept, recorder.rows, recorder.full) == (7, 3, 12, True)
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         want = np.concatenate([blocks[i][[0, 2, 5, 7]] for i in (0, 2, 4)])
         assert np.array_equal(capture.rows_block(0, 12), want)
     with ksieve_lab.record(path, max_bytes=64 * 4 * 13) as recorder:
@@ -70,7 +70,7 @@ def test_live_rows_alone_are_recorded(tmp_path):
     scores = rows(6, 50)
     with ksieve_lab.record(path):
         ksieve.topk(scores, k=3, num_rows=np.array([2], np.int32))
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert np.array_equal(capture.rows_block(0, capture.rows), scores[:2])
 
 
@@ -90,7 +90,7 @@ def test_of_a_window_what_lies_inside_it_is_recorded(tmp_path, keywords, want):
     scores = rows(4, 50)
     with ksieve_lab.record(tmp_path / "x") as recorder:
         recorder(calls.parse(scores, arrays.pop("lengths", None), 3, keywords=arrays))
-    with open_capture(tmp_path / "x") as capture:
+    with Capture(tmp_path / "x") as capture:
         found = capture.rows_block(0, 4)
         assert capture.lengths.tolist() == [length for _, length in want]
     for row, (begin, length) in enumerate(want):
@@ -103,7 +103,7 @@ def test_every_library_and_dtype(tmp_path):
     scores = torch.randn(4, 100).to(torch.bfloat16)
     with ksieve_lab.record(path, rows_per_call=3):
         ksieve.topk(scores, torch.full((4,), 90, dtype=torch.int32), k=5)
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert (capture.dtype, capture.k) == ("bfloat16", 5)
         want = scores[[0, 1, 2], :90].view(torch.int16).numpy().view(np.uint16)
         assert np.array_equal(capture.rows_block(0, 3)[:, :90], want)
@@ -112,7 +112,7 @@ def test_every_library_and_dtype(tmp_path):
     with ksieve_lab.record(path):
         ksieve.topk(scores, k=5)
         ksieve.topk(half, k=6)
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert (capture.dtype, capture.k) == ("float32", None)
         found = capture.rows_block(0, 6)
     assert np.array_equal(found[:4], scores.float().numpy())
@@ -128,7 +128,7 @@ def test_compiled_calls_are_recorded_when_they_run(tmp_path):
         compiled(scores)
         compiled(scores)
     assert recorder.kept == 2
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert np.array_equal(capture.rows_block(3, 6), scores.numpy())
 
 
@@ -152,7 +152,7 @@ def test_calls_of_any_rank_are_recorded_as_rows(tmp_path):
         ksieve.topk(np.broadcast_to(scores[1], (2, 30)), k=3)
         ksieve.topk(scores, k=0)
     assert (recorder.seen, recorder.kept, recorder.rows) == (4, 3, 8)
-    with open_capture(tmp_path / "a.safetensors") as capture:
+    with Capture(tmp_path / "a.safetensors") as capture:
         found = capture.rows_block(0, 8)
         assert capture.lengths.tolist() == [30, 0, 7, 30, 0, 30, 30, 30]
     for got, row, length in zip(found, scores[[0, 1, 2, 3, 4, 0, 1, 1]], [30, 0, 7, 30, 0, 30, 30, 30], strict=True):
@@ -227,7 +227,7 @@ def test_inside_a_compiled_function_a_recording_breaks_the_graph_or_is_refused(t
         torch.compile(select, backend="eager", fullgraph=True)(scores)
     torch._dynamo.reset()
     assert torch.compile(select, backend="eager")(scores).shape == (3, 4)
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert np.array_equal(capture.rows_block(0, 3), scores.numpy())
     assert dispatch.observers == ()
 
@@ -250,7 +250,7 @@ def test_a_full_disk_does_not_disturb_the_calls(tmp_path, library):
         assert ksieve.verify(block, None, indices, k=3).ok
     # What was recorded whole before it is published.
     assert (recorder.kept, recorder.rows, recorder.full) == (2, 8, True)
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert np.array_equal(capture.rows_block(0, 8), np.concatenate(blocks[:2]))
         assert json.loads(capture.metadata["calls"]) == [[4, 1000, 3]] * 2
     assert list(tmp_path.iterdir()) == [path]
@@ -303,7 +303,7 @@ def test_an_interrupt_leaves_whole_calls(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             ksieve.topk(second, k=3)
         ksieve.topk(third, k=3)
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert np.array_equal(capture.rows_block(0, capture.rows), np.concatenate([first, third]))
 
 
@@ -326,6 +326,6 @@ def test_two_recordings_of_one_path_are_refused(tmp_path):
                 pass
             ksieve.topk(scores, k=3)
         assert outer.kept == 1
-        with open_capture(path) as capture:
+        with Capture(path) as capture:
             assert json.loads(capture.metadata["calls"]) == [[2, 30, 3]]
     assert dispatch.observers == ()

@@ -14,7 +14,7 @@ from disk import file_sizes
 from ksieve.core import atomic
 from ksieve.core.errors import ArgumentError
 from ksieve_lab.bench import record
-from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import CaptureWriter, write_factors
 from ksieve_lab.report import figures
 
@@ -146,7 +146,7 @@ def test_two_writers_of_one_path_publish_their_own(tmp_path):
     two.write(np.full((1, 4), 2, np.float32))
     for writer, who, value in ((one, "one", 1), (two, "two", 2)):
         writer.close()
-        with open_capture(path) as found:
+        with Capture(path) as found:
             assert found.metadata["who"] == who
             assert (found.rows_block(0, 1) == value).all()
     assert names(tmp_path) == [path.name]

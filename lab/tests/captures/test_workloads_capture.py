@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from ksieve.core.errors import ArgumentError, FileFormatError
-from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import CaptureWriter, write_factors
 from ksieve_lab.workloads import write_synthetic
 
@@ -38,7 +38,7 @@ def test_what_is_written_is_read(tmp_path, dtype, rows, width):
     scores = matrix(rows, width, dtype)
     lengths = np.random.default_rng(1).integers(-5, width + 5, rows).astype(np.int32)
     path = write(tmp_path / "a.safetensors", scores, dtype, lengths, k=17, metadata={"title": "größer"})
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert (capture.kind, capture.rows, capture.width, capture.dtype) == ("scores", rows, width, dtype)
         assert same_bits(capture.rows_block(0, rows), scores)
         assert same_bits(capture.lengths, lengths)
@@ -50,11 +50,11 @@ def test_what_is_written_is_read(tmp_path, dtype, rows, width):
 
 def test_blocks_are_writable_copies_that_outlive_the_capture(tmp_path):
     path = write(tmp_path / "a.safetensors", matrix(4, 5))
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         block = capture.rows_block(1, 3)
     block[:] = 0
     assert block.flags.c_contiguous and block.flags.aligned
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         assert same_bits(capture.rows_block(0, 4), matrix(4, 5))
 
 
@@ -75,7 +75,7 @@ def test_rows_without_lengths_are_valid_throughout(tmp_path):
     path = write(tmp_path / "a.safetensors", matrix(3, 9))
     safetensors.numpy.save_file({"scores": matrix(3, 9)}, tmp_path / "bare.safetensors")
     for file in (path, tmp_path / "bare.safetensors"):
-        with open_capture(file) as capture:
+        with Capture(file) as capture:
             assert capture.lengths.tolist() == [9, 9, 9]
             assert same_bits(capture.rows_block(0, 3), matrix(3, 9))
 
@@ -83,14 +83,12 @@ def test_rows_without_lengths_are_valid_throughout(tmp_path):
 @pytest.mark.parametrize("max_bytes", [1, 5 * 4, 2 * 5 * 4 + 3, 1 << 20])
 def test_blocks_cover_all_rows_in_order_within_the_bound(tmp_path, max_bytes):
     scores, lengths = matrix(7, 5), np.arange(7, dtype=np.int32)
-    seen = []
-    with open_capture(write(tmp_path / "a.safetensors", scores, lengths=lengths)) as capture:
-        blocks = list(capture.iter_blocks(max_bytes, progress=lambda done, total: seen.append((done, total))))
+    with Capture(write(tmp_path / "a.safetensors", scores, lengths=lengths)) as capture:
+        blocks = list(capture.iter_blocks(max_bytes))
     assert same_bits(np.concatenate([b.scores for b in blocks]), scores)
     assert same_bits(np.concatenate([b.lengths for b in blocks]), lengths)
     assert [b.begin for b in blocks] == np.cumsum([0, *(len(b.scores) for b in blocks[:-1])]).tolist()
     assert all(b.scores.nbytes <= max_bytes or len(b.scores) == 1 for b in blocks)
-    assert seen == [(b.begin + len(b.scores), 7) for b in blocks]
 
 
 def test_other_libraries_read_what_we_write(tmp_path):
@@ -122,7 +120,7 @@ def test_blocks_may_have_any_pitch_and_be_ml_dtypes(tmp_path):
     with CaptureWriter(tmp_path / "a.safetensors", 6, 10, "bfloat16") as writer:
         writer.write(wide[:, 3:13])
         writer.write(scores[4:].view(ml_dtypes.bfloat16))
-    with open_capture(tmp_path / "a.safetensors") as capture:
+    with Capture(tmp_path / "a.safetensors") as capture:
         assert same_bits(capture.rows_block(0, 6), scores)
 
 
@@ -199,7 +197,7 @@ def test_an_error_in_the_block_discards_and_a_closed_writer_refuses(tmp_path):
 
 def refused(path):
     with pytest.raises(FileFormatError) as error:
-        open_capture(path)
+        Capture(path)
     message = str(error.value)
     assert message.startswith(f"{path}: ")
     return message.removeprefix(f"{path}: ")
@@ -208,7 +206,7 @@ def refused(path):
 def test_a_file_cut_before_or_after_it_was_opened(tmp_path):
     path = write(tmp_path / "a.safetensors", matrix(3, 5000))
     assert refused(tmp_path) == "not a file"
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         os.truncate(path, 40_000)
         with pytest.raises(FileFormatError, match="it was cut after it was opened"):
             capture.rows_block(2, 3)
@@ -222,10 +220,9 @@ SQUARE = {"scores": np.zeros((2, 2), np.float32)}
     ("tensors", "metadata", "message"),
     [
         ({"weight": np.zeros((2, 2), np.float32)}, None, "not a score capture: it holds tensors ['weight']; a capture"),
-        ({"scores": np.zeros((2, 2))}, None, "tensor 'scores' has dtype F64; takes F32 or F16 or BF16"),
-        ({"scores": np.zeros(4, np.float32)}, None, "tensor 'scores' has shape (4,); takes (rows, width)"),
-        (SQUARE | {"lengths": np.zeros(2, np.int64)}, None, "tensor 'lengths' has dtype I64; takes I32"),
-        (SQUARE | {"lengths": np.zeros(3, np.int32)}, None, "tensor 'lengths' has shape (3,); takes (2,)"),
+        ({"scores": np.zeros((2, 2))}, None, "scores of dtype F64; takes F32 or F16 or BF16"),
+        ({"scores": np.zeros(4, np.float32)}, None, "an array of shape (4,); takes a matrix"),
+        (SQUARE | {"lengths": np.zeros(3, np.int32)}, None, "lengths: got dtype int32, shape (3,); takes integers"),
         (SQUARE, {"ksieve_capture": "2"}, "capture format version '2'; this ksieve reads 1"),
         (SQUARE, {"ksieve_capture": "1", "kind": "factors"}, "metadata says kind 'factors', its tensors say 'scores'"),
         (SQUARE, {"ksieve_capture": "1", "topk": "many"}, "metadata 'topk' is 'many'; takes an int from 1 to 1048576"),
@@ -240,7 +237,7 @@ def test_safetensors_that_are_no_capture(tmp_path, tensors, metadata, message):
 def test_a_bad_block_size_is_refused(tmp_path):
     path = write(tmp_path / "a.safetensors", matrix(3, 2))
     with (
-        open_capture(path) as capture,
+        Capture(path) as capture,
         pytest.raises(ArgumentError, match="max_bytes: got 0; takes an int of at least"),
     ):
         list(capture.iter_blocks(0))
@@ -249,7 +246,7 @@ def test_a_bad_block_size_is_refused(tmp_path):
 def test_the_description_holds_the_facts_in_order(tmp_path):
     lengths = np.array([-3, 2000, 5000], np.int32)
     path = write(tmp_path / "a.safetensors", matrix(3, 4000), lengths=lengths, k=2048, metadata={"z": "1", "a": "2"})
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         facts = capture.describe()
         assert repr(capture) == f"<Capture {str(path)!r}: scores, 3 x 4000 float32>"
     assert list(facts) == ["file", "kind", "scores", "lengths", "suggested k", "z", "a"]
@@ -269,7 +266,7 @@ def test_rows_at_are_the_rows_of_blocks(tmp_path):
         weights=rng.standard_normal((7, 2)).astype(np.float32),
     )
     for name in ("scores", "factors"):
-        with open_capture(tmp_path / f"{name}.safetensors") as capture:
+        with Capture(tmp_path / f"{name}.safetensors") as capture:
             whole = capture.rows_block(0, 7)
             assert same_bits(capture.rows_at([6, 0, 3]), whole[[6, 0, 3]])
             assert capture.rows_at([]).shape == (0, 33)

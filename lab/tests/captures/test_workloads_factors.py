@@ -16,7 +16,7 @@ from ksieve.core.policy import POLICIES
 from ksieve.core.stats import Route
 from ksieve.model import reference
 from ksieve_lab.captures import factors
-from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import write_factors
 
 EXAMPLE = ROOT / "examples" / "indexer_capture.safetensors"
@@ -43,7 +43,7 @@ def direct(parts, rows=slice(None)):
 def test_scores_are_the_formula_rounded_to_float32(tmp_path, key_dtype):
     parts = make(key_dtype=key_dtype)
     write_factors(tmp_path / "a.safetensors", **parts)
-    with open_capture(tmp_path / "a.safetensors") as capture:
+    with Capture(tmp_path / "a.safetensors") as capture:
         scores = capture.rows_block(0, 5)
         assert (capture.kind, capture.dtype, capture.rows, capture.width) == ("factors", "float32", 5, 9000)
     expected = direct(parts)
@@ -70,7 +70,7 @@ def test_a_score_is_the_documented_sequence_of_float64_operations():
 @pytest.mark.parametrize("key_dtype", [np.int8, np.float16, np.float32])
 def test_a_row_has_the_same_bits_in_any_block_and_tile(tmp_path, monkeypatch, key_dtype):
     write_factors(tmp_path / "a.safetensors", **make(rows=9, key_dtype=key_dtype))
-    with open_capture(tmp_path / "a.safetensors") as capture:
+    with Capture(tmp_path / "a.safetensors") as capture:
         whole = capture.rows_block(0, 9).tobytes()
         assert b"".join(capture.rows_block(r, r + 1).tobytes() for r in range(9)) == whole
         assert b"".join(b.scores.tobytes() for b in capture.iter_blocks(9000 * 4 * 4)) == whole
@@ -157,7 +157,7 @@ def test_lengths_default_to_a_causal_window(tmp_path):
     parts = make(rows=4, width=10)
     write_factors(tmp_path / "a.safetensors", **parts)
     write_factors(tmp_path / "b.safetensors", **parts, lengths=np.array([-1, 0, 99, 3], np.int32), k=3)
-    with open_capture(tmp_path / "a.safetensors") as a, open_capture(tmp_path / "b.safetensors") as b:
+    with Capture(tmp_path / "a.safetensors") as a, Capture(tmp_path / "b.safetensors") as b:
         assert a.lengths.tolist() == [7, 8, 9, 10]
         assert a.k is None
         assert b.lengths.tolist() == [-1, 0, 99, 3]
@@ -171,7 +171,7 @@ def test_bfloat16_factors_are_widened(tmp_path):
     wide = {n: (b.astype(np.uint32) << 16).view(np.float32) for n, b in bits.items()}
     write_factors(tmp_path / "a.safetensors", **parts | bits)
     write_factors(tmp_path / "b.safetensors", **parts | wide)
-    with open_capture(tmp_path / "a.safetensors") as a, open_capture(tmp_path / "b.safetensors") as b:
+    with Capture(tmp_path / "a.safetensors") as a, Capture(tmp_path / "b.safetensors") as b:
         assert a.rows_block(0, 2).tobytes() == b.rows_block(0, 2).tobytes()
 
 
@@ -180,7 +180,7 @@ def test_empty_and_tiny_factors(tmp_path, shape):
     rows, width, heads, dim = shape
     parts = make(rows, width, heads, dim)
     write_factors(tmp_path / "a.safetensors", **parts)
-    with open_capture(tmp_path / "a.safetensors") as capture:
+    with Capture(tmp_path / "a.safetensors") as capture:
         block = capture.rows_block(0, rows)
     np.testing.assert_allclose(block, direct(parts), rtol=1e-6)
 
@@ -225,7 +225,7 @@ def test_files_of_factors_that_do_not_fit(tmp_path, change, message):
     path = tmp_path / "a.safetensors"
     safetensors.numpy.save_file({n: a for n, a in tensors.items() if a is not None}, path)
     with pytest.raises(FileFormatError) as error:
-        open_capture(path)
+        Capture(path)
     assert str(error.value).startswith(f"{path}: {message}")
 
 
@@ -234,14 +234,14 @@ def test_files_of_factors_that_do_not_fit(tmp_path, change, message):
 
 def test_the_example_is_small_complete_and_says_what_it_is():
     assert EXAMPLE.stat().st_size < 4_000_000
-    with open_capture(EXAMPLE) as capture:
+    with Capture(EXAMPLE) as capture:
         assert (capture.kind, capture.rows, capture.width, capture.k) == ("factors", 128, 54_272, 2048)
         assert capture.lengths.tolist() == list(range(53_256, 54_273, 8))
         assert {"title", "source", "model_licence", "text_licence", "cut"} <= set(capture.metadata)
         scores = capture.rows_block(0, 2)
         assert len(np.unique(scores[0])) > 50_000
         assert 0 < (scores == 0).mean() < 0.05
-        assert factors.dot_is_exact(factors._grid(capture._q[:2]), factors._grid(capture._keys), 64)
+        assert factors.dot_is_exact(factors._grid(capture._matrix.q[:2]), factors._grid(capture._matrix.keys), 64)
 
 
 # ---- the pages on captures ----------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_its_programs_write_readable_captures(tmp_path, monkeypatch, capsys):
     for program in programs:
         exec(compile(program, "docs/guide/captures.md", "exec"), {})
     assert capsys.readouterr().out.splitlines()[-1] == "2 (1, 100000) [90000]"
-    with open_capture("four_rows.safetensors") as capture:
+    with Capture("four_rows.safetensors") as capture:
         assert (capture.rows, capture.width, capture.k, capture.kind) == (4, 5000, 512, "scores")
         assert capture.lengths.tolist() == [5000, 4000, 3000, 2000]
         expected = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32)
@@ -267,7 +267,7 @@ def test_its_programs_write_readable_captures(tmp_path, monkeypatch, capsys):
 
 
 def test_the_bundled_capture_takes_every_route():
-    with open_capture(EXAMPLE) as capture:
+    with Capture(EXAMPLE) as capture:
         scores, lengths = capture.rows_block(0, capture.rows), capture.lengths
     routes = Counter()
     for policy in ("paper-64", "paper-128"):

@@ -517,9 +517,9 @@ def test_a_wrong_answer_of_ksieve_is_noticed_and_its_row_is_kept(engines, monkey
     assert (verified.ksieve_wrong, verified.engine_wrong, verified.equal) == (2, 0, 10)
     assert caplog.text.count("the answer of ksieve is not exact in 1 of 6 rows, first in row 3 (only ksieve: [") == 1
     assert "2 NOT exact by ksieve" in str(adapters.report())
-    from ksieve_lab.captures.format import open_capture
+    from ksieve_lab.captures.format import Capture
 
-    with open_capture(caplog.text.rpartition(" are in ")[2].strip()) as capture:
+    with Capture(caplog.text.rpartition(" are in ")[2].strip()) as capture:
         assert (capture.rows, capture.k, capture.lengths.tolist()) == (1, 8, [395])
         assert torch.equal(torch.from_numpy(capture.rows_block(0, 1))[0], scores[3, 5:])
 

@@ -20,7 +20,7 @@ from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.files import stream
 from ksieve.planning.devices import DEVICES
 from ksieve_lab import demo, workloads
-from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import CaptureWriter
 
 WIDTH, K = 50_000, 64
@@ -98,7 +98,7 @@ def test_statistics_table_counts_every_row(run, capture):
 def test_blocks_smaller_than_the_capture_give_the_same_sets(capture, matrix):
     parts: list[tuple[int, np.ndarray]] = []
     seen: list[int] = []
-    with open_capture(capture) as source:
+    with Capture(capture) as source:
         result = stream.select(
             source,
             K,
@@ -220,7 +220,7 @@ def test_synth_writes_what_it_was_asked_for(run, tmp_path):
     assert ran.code == 0
     assert run("synth", "relu_plateau", tmp_path / "b.safetensors", *ask).code == 0
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-    with open_capture(tmp_path / "a.safetensors") as source:
+    with Capture(tmp_path / "a.safetensors") as source:
         assert (source.rows, source.width, source.dtype, source.k) == (5, 3000, "bfloat16", 10)
         assert (source.lengths < 3000).any()
     assert "5 rows x 3,000 bfloat16" in ran.out

@@ -11,7 +11,7 @@ import ksieve
 from ksieve import ArgumentError
 from ksieve.files import stream
 from ksieve.files.columns import JoinedColumns
-from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import CaptureWriter, write_factors
 
 WIDTHS, ROWS, K = (300, 7, 1000), 40, 24
@@ -64,7 +64,7 @@ def check(found, parts):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_captures_of_the_same_rows(tmp_path, dtype):
     parts = matrices(dtype)
-    captures = [open_capture(path) for path in write(tmp_path, parts)]
+    captures = [Capture(path) for path in write(tmp_path, parts)]
     source, found, seen = JoinedColumns(captures), np.empty((ROWS, K), np.int32), []
 
     def sink(begin, indices):
@@ -112,7 +112,7 @@ def test_select_next(tmp_path, run):
         assert "--next or rows of more than" in err
     assert not table.exists()
     with pytest.raises(ArgumentError, match=r"^backend: got 'reference' with tiles of columns"):
-        stream.select(JoinedColumns([open_capture(first)]), K, lambda begin, found: None, backend="reference")
+        stream.select(JoinedColumns([Capture(first)]), K, lambda begin, found: None, backend="reference")
     few = tmp_path / "few.safetensors"
     with CaptureWriter(few, 2, 9, k=K) as writer:
         writer.write(np.zeros((2, 9), np.float32), np.full(2, 9, np.int32))
@@ -128,7 +128,7 @@ def test_a_tile_has_the_bits_of_its_rows(tmp_path):
     weights, scale = rng.random((5, 3)).astype(np.float32), rng.random(700).astype(np.float32)
     path = tmp_path / "f.safetensors"
     write_factors(path, q=q, keys=keys, weights=weights, key_scale=scale, lengths=np.full(5, 700, np.int32))
-    with open_capture(path) as capture, open_capture(write(tmp_path, matrices())[0]) as scores:
+    with Capture(path) as capture, Capture(write(tmp_path, matrices())[0]) as scores:
         for source in (capture, scores):
             assert source.tile(1, 4, 130, 299).tobytes() == source.rows_block(1, 4)[:, 130:299].tobytes()
         assert capture.tile(0, 1, 690, 701).shape == (1, 10)

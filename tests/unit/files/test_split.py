@@ -17,7 +17,7 @@ import torch.multiprocessing as mp  # noqa: E402
 
 from ksieve.files import split, stream  # noqa: E402
 from ksieve_lab.bench import record  # noqa: E402
-from ksieve_lab.captures.format import open_capture  # noqa: E402
+from ksieve_lab.captures.format import Capture  # noqa: E402
 from ksieve_lab.captures.writer import CaptureWriter  # noqa: E402
 from ksieve_lab.study import run  # noqa: E402
 from ksieve_lab.workloads import write_synthetic  # noqa: E402
@@ -71,7 +71,7 @@ def worker(rank, world, folder):
 
 def studied(rank, world, folder):
     """The study of two captures, of which one has a single row to study: every figure is that of one process."""
-    with open_capture(f"{folder}/many.safetensors") as many, open_capture(f"{folder}/one.safetensors") as one:
+    with Capture(f"{folder}/many.safetensors") as many, Capture(f"{folder}/one.safetensors") as one:
         seen = []
         payload = run.study([many, one], 40, rank=rank, world=world, progress=lambda *done: seen.append(done))
         if rank:

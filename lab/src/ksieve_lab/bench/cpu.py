@@ -34,7 +34,7 @@ from ksieve_lab.bench import cpu_worst_rows, startup
 from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.shape_lists import words
-from ksieve_lab.captures.format import open_capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.workloads.adversarial import ADVERSARIAL
 from ksieve_lab.workloads.producers import find_producer
 
@@ -142,13 +142,13 @@ def _check_source(source: str | os.PathLike[str]) -> Load:
                 "scores", repr(name), f"{ENDPOINT!r}, a producer's name or the path of a capture"
             ) from None
         return lambda rows, width, k, seed: (producer.name, producer(rows, width, seed=seed, k=k))
-    open_capture(name)
+    Capture(name)
     return lambda rows, width, k, seed: _capture_rows(name, rows, width)
 
 
 def _capture_rows(path: str, rows: int, width: int) -> tuple[str, F32]:
     """Rows spread evenly over a capture, their valid scores alone; neighbours joined where one is too short."""
-    with open_capture(path) as capture:
+    with Capture(path) as capture:
         valid = capture.clamped()
         pieces = -(-width // max(int(valid.min()), 1)) if capture.rows else 1
         if capture.rows < rows * pieces:

@@ -83,9 +83,9 @@ class Factors:
         from safetensors.torch import load_file
 
         from ksieve.core.errors import FileFormatError
-        from ksieve_lab.captures.format import open_capture
+        from ksieve_lab.captures.format import Capture
 
-        with open_capture(path) as capture:
+        with Capture(path) as capture:
             if capture.kind != "factors":
                 raise FileFormatError(f"{path}: holds scores, not an indexer's factors")
         tensors = load_file(path)

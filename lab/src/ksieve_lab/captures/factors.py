@@ -17,14 +17,19 @@ dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = np.ndarray[Any, Any]
+from ksieve.core.errors import FileFormatError
+from ksieve.core.keys import widen
+from ksieve.files.arrays import Array, Tensor
+from ksieve.files.scores import FLOATS, MAX_SIZE
+
 F64 = NDArray[np.float64]
 
 FACTORS = frozenset({"q", "k", "w"})
@@ -35,6 +40,65 @@ KEY_TILE = 4096
 
 _DOTS_BYTES = 8 << 20
 """Working memory for the dot products of one tile; bounds how many rows share a tile."""
+
+
+class Factors:
+    """Factors in a file, as the matrix of their scores, which is computed where it is sliced."""
+
+    ndim = 2
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        self.path, self.tensors = path, tensors
+        self.base = self.q = self._map("q", (*FLOATS,), ("rows", "heads", "dim"))
+        rows, heads, dim = self.q.shape
+        self.keys = self._map("k", ("I8", *FLOATS), ("width", dim))
+        self.shape = rows, self.keys.shape[0]
+        self.weights = self._map("w", ("F32",), (rows, heads))
+        self.scale: Array | None = None
+        if tensors["k"].dtype == "I8" or "k_scale" in tensors:
+            self.scale = np.array(self._map("k_scale", ("F32",), (self.shape[1],)))
+            if not (np.isfinite(self.scale) & (self.scale >= 0)).all():
+                raise FileFormatError(f"{path}: tensor 'k_scale' holds a negative or non-finite scale")
+
+    def __str__(self) -> str:
+        _, heads, dim = self.q.shape
+        return f"{heads} heads of {dim}; queries {self.tensors['q'].dtype}, keys {self.tensors['k'].dtype}"
+
+    def __getitem__(self, at: tuple[Any, slice]) -> NDArray[np.float32]:
+        """Compute the scores of any rows and a slice of columns."""
+        rows, (first, last, _) = at[0], at[1].indices(self.shape[1])
+        read = lambda i, j: _wide(self.keys[first + i : first + j])  # noqa: E731
+        scale = None if self.scale is None else self.scale[first:last]
+        return evaluate(_wide(self.q[rows]), self.weights[rows], max(last - first, 0), read, scale)
+
+    def causal(self) -> NDArray[np.int32]:
+        """Lengths of a file that holds none: those of a causal window."""
+        rows, width = self.shape
+        if rows > width:
+            raise FileFormatError(
+                f"{self.path}: {rows} queries for {width} keys: a file without 'lengths' is a causal window, which has "
+                "no more queries than keys"
+            )
+        return np.arange(width - rows + 1, width + 1, dtype=np.int32)
+
+    def _map(self, name: str, dtypes: Sequence[str], shape: Sequence[int | str]) -> Array:
+        """Map a tensor after a check of its dtype and shape; a string in `shape` stands for any size."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise FileFormatError(f"{self.path}: tensor {name!r} is missing; the file holds {sorted(self.tensors)}")
+        if tensor.dtype not in dtypes:
+            raise FileFormatError(f"{self.path}: tensor {name!r} has dtype {tensor.dtype}; takes {' or '.join(dtypes)}")
+        wanted = tuple(got if isinstance(want, str) else want for got, want in zip(tensor.shape, shape, strict=False))
+        if len(tensor.shape) != len(shape) or tensor.shape != wanted or max(tensor.shape) > MAX_SIZE:
+            takes = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+            raise FileFormatError(
+                f"{self.path}: tensor {name!r} has shape {tensor.shape}; takes ({takes}), and sizes up to {MAX_SIZE}"
+            )
+        return tensor.map()
+
+
+def _wide(array: Array) -> Array:
+    return widen(array) if array.dtype == np.uint16 else array
 
 
 def evaluate(

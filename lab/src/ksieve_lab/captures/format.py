@@ -7,20 +7,20 @@ without reading its scores: `Capture.rows_block` reads (kind "scores") or comput
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core import problem
-from ksieve.core.errors import ArgumentError, FileFormatError, shown
-from ksieve.core.keys import widen
+from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path
 from ksieve.core.text import bytes_text
 from ksieve.files.arrays import Array, read_header
-from ksieve.files.scores import FLOATS, FREE_ROWS, K_KEY, KIND_KEY, MAX_SIZE, VERSION_KEY, mmap_of, stored_k
-from ksieve_lab.captures import factors
+from ksieve.files.scores import FLOATS, K_KEY, KIND_KEY, VERSION_KEY, ScoreFile, stored_k
+from ksieve_lab.captures.factors import FACTORS, Factors
 
 Kind = Literal["scores", "factors"]
 Progress = Callable[[int, int], None]
@@ -40,49 +40,53 @@ class Block(NamedTuple):
     lengths: NDArray[np.int32]
 
 
-class Capture:
-    """A capture opened for reading; made by `open_capture`.
+class Capture(ScoreFile):
+    """A capture of scores or of factors, opened without reading its scores.
+
+    Parameters
+    ----------
+    path : path
+        A ``.safetensors`` file.
 
     Attributes
     ----------
-    path : Path
     kind : {"scores", "factors"}
-    rows, width : int
-        Shape of the score matrix.
-    dtype : {"float32", "float16", "bfloat16"}
-        Dtype of the blocks. bfloat16 is represented as uint16 bits; captures of factors give float32.
-    lengths : ndarray of int32, shape (rows,)
-        As stored, not clamped: values may be below 0 or above `width`; `ksieve.topk` clamps them. Read-only, and one
-        number in memory, for full rows of which the file holds no lengths.
-    k : int or None
-        The K that the capture is meant for; None if its metadata names none.
     metadata : dict of str to str
         All of the file's metadata.
+    path, rows, width, dtype, lengths, k
+        As of a `ksieve.files.ScoreFile`. Captures of factors give float32.
+
+    Raises
+    ------
+    ArgumentError
+        If `path` is no path.
+    FileFormatError
+        The message names the file and the fault: absent, no complete safetensors file, not a capture, or a tensor of a
+        dtype or shape that the format does not take.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = as_path(path)
-        self._tensors, self.metadata = read_header(self.path)
-        self.kind: Kind = self._recognise()
-        self.k = stored_k(self.path, self.metadata) if VERSION_KEY in self.metadata else None
+        path = as_path(path)
+        tensors, self.metadata = read_header(path)
+        self.kind = _kind(path, set(tensors), self.metadata)
+        lengths = tensors["lengths"].map() if "lengths" in tensors else None
         if self.kind == "scores":
-            self._first = self._scores = self._map("scores", (*FLOATS,), ("rows", "width"))
-            self.rows, self.width = self._scores.shape
-            self.dtype = FLOATS[self._tensors["scores"].dtype]
+            dtype = FLOATS.get(tensors["scores"].dtype)
+            if dtype is None:
+                raise FileFormatError(f"{path}: scores of dtype {tensors['scores'].dtype}; takes {' or '.join(FLOATS)}")
+            matrix: Any = tensors["scores"].map()
         else:
-            self._open_factors()
-        self._bytes = mmap_of(self._first).size()
-        for count, what in ((self.rows, "rows"), (self.width, "keys" if self.kind == "factors" else "scores a row")):
-            if count > max(FREE_ROWS, self._bytes):
-                raise self._error(f"{count:,} {what} in a file of {self._bytes:,} bytes")
-        self.lengths: NDArray[np.int32] = self._read_lengths()
+            matrix, dtype = Factors(path, tensors), "float32"
+            lengths = matrix.causal() if lengths is None else lengths
+        k = stored_k(path, self.metadata) if VERSION_KEY in self.metadata else None
+        super().__init__(path, matrix, dtype, lengths, k)
 
-    def rows_block(self, begin: int, end: int) -> Array:
-        """Read or compute the scores of rows `begin` to `end`, as a slice does.
+    def tile(self, begin: int, end: int, first: int, last: int) -> Array:
+        """Read or compute columns `first` to `last` of rows `begin` to `end`, as a slice does.
 
         Returns
         -------
-        ndarray, shape (rows of the slice, width)
+        ndarray
             A new, writable, contiguous array of `dtype`; uint16 bits for bfloat16. The valid lengths are
             ``lengths[begin:end]``; scores past them are stored padding, or evaluated by the formula. The bits of a row
             do not depend on the block in which it is read.
@@ -92,37 +96,19 @@ class Capture:
         FileFormatError
             If the file was cut short after it was opened.
         """
-        return self.tile(begin, end, 0, self.width)
-
-    def tile(self, begin: int, end: int, first: int, last: int) -> Array:
-        """Read or compute columns `first` to `last` of rows `begin` to `end`; otherwise as `rows_block`."""
-        first, last, _ = slice(first, last).indices(self.width)
-        return self._read(slice(begin, end), first, last)
+        return np.array(super().tile(begin, end, first, last))
 
     def rows_at(self, rows: Sequence[int]) -> Array:
         """Read or compute the scores of any rows, in the order given; otherwise as `rows_block`."""
-        return self._read(np.array(rows, np.intp), 0, self.width)
+        self.tile(0, 0, 0, 0)  # refuses a file that was cut
+        return np.array(self._matrix[np.array(rows, np.intp), :])
 
-    def iter_blocks(self, max_bytes: int = BLOCK_BYTES, *, progress: Progress | None = None) -> Iterator[Block]:
-        """Iterate over all rows in blocks of at most `max_bytes` of scores (at least one row each).
-
-        Parameters
-        ----------
-        max_bytes : int
-        progress : callable, optional
-            Called as ``progress(rows done, rows in all)`` after the consumer has finished with each block.
-
-        Yields
-        ------
-        Block
-            ``(begin, scores, lengths)``.
-        """
+    def iter_blocks(self, max_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+        """Iterate over all rows in blocks of at most `max_bytes` of scores (at least one row each)."""
         step = rows_per_block(self.width, self.dtype, max_bytes)
         for begin in range(0, self.rows, step):
             end = min(begin + step, self.rows)
             yield Block(begin, self.rows_block(begin, end), self.lengths[begin:end])
-            if progress is not None:
-                progress(end, self.rows)
 
     def valid_scores(self) -> tuple[int, int, int]:
         """Return the least, the largest and the sum of the lengths, clamped to [0, width]; zeros without a row."""
@@ -148,10 +134,7 @@ class Capture:
             "lengths": f"{least:,} to {most:,}, {total:,} valid scores" if self.rows else "none",
         }
         if self.kind == "factors":
-            _, heads, dim = self._q.shape
-            facts["factors"] = (
-                f"{heads} heads of {dim}; queries {self._tensors['q'].dtype}, keys {self._tensors['k'].dtype}"
-            )
+            facts["factors"] = str(self._matrix)
         facts["suggested k"] = f"{self.k:,}" if self.k is not None else "none"
         own = (VERSION_KEY, KIND_KEY, K_KEY)
         # A metadata key of the same name never replaces a measured fact.
@@ -161,116 +144,24 @@ class Capture:
             if name not in own
         }
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the use of the file; it is closed when the capture is gone."""
-
     def __repr__(self) -> str:
         return f"<Capture {str(self.path)!r}: {self.kind}, {self.rows} x {self.width} {self.dtype}>"
 
-    def _recognise(self) -> Kind:
-        version = self.metadata.get(VERSION_KEY)
-        if version not in (None, str(FORMAT_VERSION)):
-            raise self._error(f"capture format version {version!r}; this ksieve reads {FORMAT_VERSION}")
-        names = set(self._tensors)
-        found: Kind
-        if "scores" in names:
-            found = "scores"
-        elif names >= factors.FACTORS:
-            found = "factors"
-        else:
-            raise self._error(
-                f"not a score capture: it holds tensors {sorted(names)}; a capture holds 'scores', or 'q', 'k' and 'w'"
-            )
-        stated = self.metadata.get(KIND_KEY, found) if version is not None else found
-        if stated != found:
-            raise self._error(f"metadata says kind {stated!r}, its tensors say {found!r}")
-        return found
 
-    def _map(self, name: str, dtypes: Sequence[str], shape: Sequence[int | str]) -> Array:
-        """Map a tensor after a check of its dtype and shape; a string in `shape` stands for any size."""
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise self._error(f"tensor {name!r} is missing; the file holds {sorted(self._tensors)}")
-        if tensor.dtype not in dtypes:
-            raise self._error(f"tensor {name!r} has dtype {tensor.dtype}; takes {' or '.join(dtypes)}")
-        if len(tensor.shape) != len(shape) or any(
-            isinstance(want, int) and got != want for got, want in zip(tensor.shape, shape, strict=True)
-        ):
-            wanted = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
-            raise self._error(f"tensor {name!r} has shape {tensor.shape}; takes ({wanted})")
-        if max(tensor.shape) > MAX_SIZE:
-            raise self._error(f"tensor {name!r} has shape {tensor.shape}; takes sizes up to {MAX_SIZE}")
-        return tensor.map()
-
-    def _open_factors(self) -> None:
-        self._first = self._q = self._map("q", (*FLOATS,), ("rows", "heads", "dim"))
-        self.rows, heads, dim = self._q.shape
-        self._keys = self._map("k", ("I8", *FLOATS), ("width", dim))
-        self.width, self.dtype = self._keys.shape[0], "float32"
-        self._w = self._map("w", ("F32",), (self.rows, heads))
-        self._scale: Array | None = None
-        if self._tensors["k"].dtype == "I8" or "k_scale" in self._tensors:
-            self._scale = np.array(self._map("k_scale", ("F32",), (self.width,)))
-            if not (np.isfinite(self._scale) & (self._scale >= 0)).all():
-                raise self._error("tensor 'k_scale' holds a negative or non-finite scale")
-
-    def _read(self, rows: slice | NDArray[np.intp], first: int, last: int) -> Array:
-        """Copy or compute columns `first` to `last` of some rows."""
-        # Reading a page of a map behind the end of its file ends the process.
-        if mmap_of(self._first).size() < self._bytes:
-            raise self._error("it was cut after it was opened")
-        if self.kind == "scores":
-            return np.array(self._scores[rows, first:last], order="C")
-        read = lambda i, j: _wide(self._keys[first + i : first + j])  # noqa: E731
-        scale = None if self._scale is None else self._scale[first:last]
-        return factors.evaluate(_wide(self._q[rows]), self._w[rows], last - first, read, scale)
-
-    def _read_lengths(self) -> NDArray[np.int32]:
-        if "lengths" in self._tensors:
-            return np.array(self._map("lengths", ("I32",), (self.rows,)))
-        if self.kind == "scores":
-            return np.broadcast_to(np.int32(self.width), self.rows)  # one number in memory
-        if self.rows > self.width:
-            raise self._error(
-                f"{self.rows} queries for {self.width} keys: a file without 'lengths' is a causal window, "
-                "which has no more queries than keys"
-            )
-        return np.arange(self.width - self.rows + 1, self.width + 1, dtype=np.int32)
-
-    def _error(self, fault: str) -> FileFormatError:
-        return FileFormatError(f"{self.path}: {fault}")
-
-
-def _wide(array: Array) -> Array:
-    return widen(array) if array.dtype == np.uint16 else array
-
-
-def open_capture(path: str | os.PathLike[str]) -> Capture:
-    """Open a score capture without reading its scores.
-
-    Parameters
-    ----------
-    path : path
-        A ``.safetensors`` file of scores or of factors.
-
-    Returns
-    -------
-    Capture
-
-    Raises
-    ------
-    ArgumentError
-        If `path` is no path.
-    FileFormatError
-        The message names the file and the fault: absent, no complete safetensors file, not a capture, or a tensor of a
-        dtype or shape that the format does not take.
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError("path", shown(path), "the path of a capture (.safetensors)")
-    return Capture(path)
+def _kind(path: Path, names: set[str], metadata: Mapping[str, str]) -> Kind:
+    version = metadata.get(VERSION_KEY)
+    if version not in (None, str(FORMAT_VERSION)):
+        raise FileFormatError(f"{path}: capture format version {version!r}; this ksieve reads {FORMAT_VERSION}")
+    found: Kind = "scores" if "scores" in names else "factors"
+    if found == "factors" and not names >= FACTORS:
+        raise FileFormatError(
+            f"{path}: not a score capture: it holds tensors {sorted(names)}; a capture holds 'scores', or 'q', 'k' and "
+            "'w'"
+        )
+    stated = metadata.get(KIND_KEY, found) if version is not None else found
+    if stated != found:
+        raise FileFormatError(f"{path}: metadata says kind {stated!r}, its tensors say {found!r}")
+    return found
 
 
 def rows_per_block(width: int, dtype: str, max_bytes: int) -> int:

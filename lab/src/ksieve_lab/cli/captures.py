@@ -11,7 +11,6 @@ from ksieve.cli import files, terminal
 from ksieve.cli.options import OUT_RULE, Dtype, choice, count, flag
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import unreadable
-from ksieve_lab.captures import format as capture_format
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.importers import CAUSAL, import_scores
 from ksieve_lab.captures.sources import FOREIGN_SUFFIXES, SUFFIXES
@@ -29,7 +28,7 @@ def open_capture(path: Path) -> Capture:
     if path.suffix in FOREIGN_SUFFIXES and unreadable(path) is None:
         remedy = f"ksieve import {path} {path.with_suffix('.safetensors')}"
         raise FileFormatError(f"{path}: not a capture yet; make one with: {remedy}")
-    return capture_format.open_capture(path)
+    return Capture(path)
 
 
 def describe(path: Path) -> None:

@@ -26,7 +26,7 @@ from ksieve.core.policy import SamplingPolicy
 from ksieve.core.text import parse_json
 from ksieve_lab.bench import record
 from ksieve_lab.bench.machines import DISTRIBUTIONS, Machine, machine_of
-from ksieve_lab.captures.format import Capture, open_capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.recorder import CALLS_KEY
 from ksieve_lab.traces.serving import BUDGET_BYTES, PAPER_REQUESTS, STEP_TOKENS, Invocation, invocations
 
@@ -94,7 +94,7 @@ def load(source: str | os.PathLike[str]) -> Trace:
         takes = f"a JSON file, a recording, {', '.join(PAPER_REQUESTS)}"
         raise FileFormatError(f"{text}: no such trace ({fault}): takes {takes}")
     if path.suffix == ".safetensors":
-        with open_capture(path) as capture:
+        with Capture(path) as capture:
             return _of_recording(path, capture)
     try:
         facts = parse_json(read_utf8(path))
@@ -217,7 +217,7 @@ def _source(
 ) -> Make:
     text = os.fspath(scores)
     if not unreadable(Path(text)):
-        capture = stack.enter_context(open_capture(text))
+        capture = stack.enter_context(Capture(text))
         own = CALLS_KEY in capture.metadata and _of_recording(Path(text), capture).calls == trace.calls
         return _recorded(machine, trace, capture) if own else _joined(machine, capture)
 
