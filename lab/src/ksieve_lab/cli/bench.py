@@ -16,7 +16,7 @@ from ksieve_lab.bench import catalog
 from ksieve_lab.bench.runner import Live
 from ksieve_lab.bench.shape_lists import SHAPES
 from ksieve_lab.cli import results
-from ksieve_lab.cli.results import Figures, Out
+from ksieve_lab.cli.results import Figures, Out, option
 from ksieve_lab.report import told
 
 
@@ -29,48 +29,47 @@ def bench(
     ],
     shapes: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--shapes",
-            metavar="LIST",
-            help=f"What to measure, separated by commas: {', '.join(SHAPES)}, or rows x width such as 512x131072; "
+            "LIST",
+            f"What to measure, separated by commas: {', '.join(SHAPES)}, or rows x width such as 512x131072; "
             "lengths come after a colon (decode:full, 64x8192:300: causal, ragged, full, uniform or a number), and so "
             "does k in general. Prompts, rows or numbers of GPUs where the list of benches says so.",
         ),
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--only",
-            metavar="LIST",
-            help="Only cases with one of these texts in their names, separated by semicolons; !TEXT leaves out. Names "
+            "LIST",
+            "Only cases with one of these texts in their names, separated by semicolons; !TEXT leaves out. Names "
             "are MxN, or those of families, options, models, operators or parts.",
         ),
     ] = None,
     k: Annotated[int | None, count("--k", "K", "Slots per row.")] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", metavar="LIST", help="Score dtype; general, blocks, engines, ranks: several."),
+        str | None, option("--dtype", "LIST", "Score dtype; general, blocks, engines, ranks: several.")
     ] = None,
     scores: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--scores",
-            metavar="SOURCE",
-            help="endpoint (top scores near both ends of a row), normal, or factors:PATH for the scores of an indexer "
+            "SOURCE",
+            "endpoint (top scores near both ends of a row), normal, or factors:PATH for the scores of an indexer "
             "whose factors a capture holds. On the CPU names of producers and captures.",
         ),
     ] = None,
     peers: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--peers",
-            metavar="LIST",
-            help="What to time besides: all libraries that are installed, none, or names such as sglang, flashinfer; "
+            "LIST",
+            "What to time besides: all libraries that are installed, none, or names such as sglang, flashinfer; "
             "in benches of shapes also our families and policies (stream paper-64), or plans in JSON or a .json file.",
         ),
     ] = None,
     rounds: Annotated[int | None, count("--rounds", "INT", "Timed rounds; medians count.", minimum=1)] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="INT", help="Seed of the scores.")] = None,
+    seed: Annotated[int | None, option("--seed", "INT", "Seed of the scores.")] = None,
     out: Out = None,
     figures: Figures = None,
 ) -> None:
@@ -125,9 +124,7 @@ def _teller() -> Callable[[dict[str, Any]], None] | None:
 
 def plot(
     files: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result files of benches.")],
-    folder: Annotated[
-        Path, typer.Option("--figures", metavar="DIR", help="Folder for the figures, PNG and SVG.")
-    ] = Path("figures"),
+    folder: Annotated[Path, option("--figures", "DIR", "Folder for the figures, PNG and SVG.")] = Path("figures"),
 ) -> None:
     """Draw figures from result files: latency over rows, fractions of the plain-read speed, worst cases, traces.
 

@@ -14,13 +14,11 @@ from ksieve.core.paths import unreadable
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.importers import CAUSAL, import_scores
 from ksieve_lab.captures.sources import FOREIGN_SUFFIXES, SUFFIXES
+from ksieve_lab.cli.results import option
 
 CapturePath = Annotated[Path, typer.Argument(metavar="CAPTURE", help="Score capture (.safetensors).")]
 Target = Annotated[str, typer.Argument(metavar="OUT", help=f"Capture to write (.safetensors). {OUT_RULE}")]
-SuggestedK = Annotated[
-    int | None,
-    count("--k", "K", "The K that the capture is meant for; stored with it."),
-]
+SuggestedK = Annotated[int | None, count("--k", "K", "The K that the capture is meant for; stored with it.")]
 
 
 def open_capture(path: Path) -> Capture:
@@ -71,32 +69,23 @@ def import_(
     out: Target,
     name: Annotated[
         str | None,
-        typer.Option(
-            "--name",
-            metavar="NAME",
-            help='Array to read if SOURCE holds several. Default: "scores", or the only one.',
-        ),
+        option("--name", "NAME", 'Array to read if SOURCE holds several. Default: "scores", or the only one.'),
     ] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--lengths",
-            metavar="FILE | causal",
-            help="File of integers, a valid length per row; or causal: row r of M has width - M + 1 + r valid scores. "
+            "FILE | causal",
+            "File of integers, a valid length per row; or causal: row r of M has width - M + 1 + r valid scores. "
             'Default: the array "lengths" of SOURCE, or full rows.',
         ),
     ] = None,
     lengths_name: Annotated[
-        str | None,
-        typer.Option("--lengths-name", metavar="NAME", help="Array of lengths, if its file holds several."),
+        str | None, option("--lengths-name", "NAME", "Array of lengths, if its file holds several.")
     ] = None,
     index: Annotated[
         str | None,
-        typer.Option(
-            "--index",
-            metavar="I,J..",
-            help="Matrix to read from a stack: one index for every dimension before the last two.",
-        ),
+        option("--index", "I,J..", "Matrix to read from a stack: one index for every dimension before the last two."),
     ] = None,
     flatten: Annotated[bool, flag("--flatten", "Take all matrices of a stack, one after the other.")] = False,
     dtype: Annotated[

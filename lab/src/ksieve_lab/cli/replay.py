@@ -14,7 +14,7 @@ from ksieve.core.problem import check_k
 from ksieve_lab.bench.machines import check_anywhere
 from ksieve_lab.bench.runner import libraries
 from ksieve_lab.cli import results
-from ksieve_lab.cli.results import Figures, Out
+from ksieve_lab.cli.results import Figures, Out, option
 
 
 def replay(
@@ -26,33 +26,27 @@ def replay(
         ),
     ] = None,
     example: Annotated[bool, flag("--example", "Replay a small trace that takes seconds on a CPU.")] = False,
-    prompt: Annotated[
-        int | None,
-        count("--prompt", "INT", "Generate a trace: prompt tokens of each request."),
-    ] = None,
+    prompt: Annotated[int | None, count("--prompt", "INT", "Generate a trace: prompt tokens of each request.")] = None,
     step_tokens: Annotated[
-        int,
-        count("--step-tokens", "INT", "With --prompt: query tokens of a scheduler step.", minimum=1),
+        int, count("--step-tokens", "INT", "With --prompt: query tokens of a scheduler step.", minimum=1)
     ] = 65_536,
     budget_bytes: Annotated[
-        int,
-        count("--budget-bytes", "INT", "With --prompt: largest score matrix of one call, in bytes.", minimum=1),
+        int, count("--budget-bytes", "INT", "With --prompt: largest score matrix of one call, in bytes.", minimum=1)
     ] = 6_300_000_000,
     decode_steps: Annotated[
-        int,
-        count("--decode-steps", "INT", "With --prompt: tokens decoded after the prompts.", minimum=0),
+        int, count("--decode-steps", "INT", "With --prompt: tokens decoded after the prompts.", minimum=0)
     ] = 0,
     batch: Annotated[int, count("--batch", "INT", "With --prompt: requests.", minimum=1)] = 1,
     save: Annotated[str | None, output("Also write the trace as JSON, to edit or share.", "--save")] = None,
     k: Annotated[int | None, count("--k", "K", "Slots per row. Default: the K of the trace.")] = None,
     scores: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--scores",
-            metavar="SOURCE",
-            callback=checked("--scores", check_anywhere),
-            help="endpoint, normal, another producer's name (ksieve synth --list), or a capture whose rows are used in "
+            "SOURCE",
+            "endpoint, normal, another producer's name (ksieve synth --list), or a capture whose rows are used in "
             "turn. Default: endpoint, or a recording's own scores.",
+            callback=checked("--scores", check_anywhere),
         ),
     ] = None,
     backend: BackendName = Backend.auto,
@@ -60,14 +54,14 @@ def replay(
     rounds: Annotated[int, count("--rounds", "INT", "Timed rounds; medians are reported.", minimum=1)] = 3,
     peers: Annotated[
         str,
-        typer.Option(
+        option(
             "--peers",
-            metavar="LIST",
+            "LIST",
+            "Other libraries to time: all that are installed, none, or names such as sglang, flashinfer.",
             callback=checked("--peers", libraries),
-            help="Other libraries to time: all that are installed, none, or names such as sglang, flashinfer.",
         ),
     ] = "none",
-    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of the scores.")] = 0,
+    seed: Annotated[int, option("--seed", "INT", "Seed of the scores.")] = 0,
     out: Out = None,
     figures: Figures = None,
 ) -> None:

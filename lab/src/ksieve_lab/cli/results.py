@@ -1,4 +1,4 @@
-"""Result files and figures of commands that measure, and the options that ask for them."""
+"""Result files and figures of commands that measure, and options of several commands."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import typer
 from ksieve.cli import files, terminal
 from ksieve.cli.options import output
 
+
+def option(name: str, metavar: str, text: str, **settings: Any) -> Any:
+    """Option that takes a text or a path."""
+    return typer.Option(name, metavar=metavar, help=text, **settings)
+
+
 Out = Annotated[str | None, output("JSON file to write.")]
-Figures = Annotated[
-    Path | None, typer.Option("--figures", metavar="DIR", help="Folder for figures of the result, PNG and SVG.")
-]
+Figures = Annotated[Path | None, option("--figures", "DIR", "Folder for figures of the result, PNG and SVG.")]
 
 
 def target(out: str | Path | None, stem: str, scores: str | None = None) -> Path | None:

@@ -18,6 +18,7 @@ from ksieve.planning.devices import DEVICES
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.cli import results
 from ksieve_lab.cli.captures import open_capture
+from ksieve_lab.cli.results import option
 from ksieve_lab.study.costs import DEVICE_COSTS
 
 
@@ -29,14 +30,8 @@ class StudyDevice(StrEnum):
 
 
 Captures = Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Score captures (.safetensors).")]
-StudyK = Annotated[
-    int | None,
-    count("--k", "K", "Slots per row. Default: the K stored in the captures."),
-]
-Rows = Annotated[
-    int,
-    count("--rows", "M", "Rows of each capture, at equal spacing; 0 takes all.", minimum=0),
-]
+StudyK = Annotated[int | None, count("--k", "K", "Slots per row. Default: the K stored in the captures.")]
+Rows = Annotated[int, count("--rows", "M", "Rows of each capture, at equal spacing; 0 takes all.", minimum=0)]
 RankDevice = Annotated[
     StudyDevice, choice("--device", StudyDevice, "Where rows are ranked; cuda needs PyTorch and a GPU.")
 ]
@@ -57,15 +52,15 @@ def study(
         Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for report, figures and result file.")
     ] = Path("study"),
     figures: Annotated[
-        Path | None, typer.Option("--figures", metavar="FOLDER", help="Folder for the figures. Default: OUT/figures.")
+        Path | None, option("--figures", "FOLDER", "Folder for the figures. Default: OUT/figures.")
     ] = None,
     device: RankDevice = StudyDevice.cpu,
     plan_for: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--plan-for",
-            metavar="DEVICE",
-            help=f"Device whose plan is judged, present or not: cpu, cuda, {', '.join(DEVICES)}. Default: --device.",
+            "DEVICE",
+            f"Device whose plan is judged, present or not: cpu, cuda, {', '.join(DEVICES)}. Default: --device.",
         ),
     ] = None,
 ) -> None:
@@ -113,8 +108,7 @@ def calibrate(
     captures: Captures,
     k: StudyK = None,
     cost: Annotated[
-        str,
-        typer.Option("--cost", metavar=" | ".join(DEVICE_COSTS), help="Device whose cost model ranks the policies."),
+        str, option("--cost", " | ".join(DEVICE_COSTS), "Device whose cost model ranks the policies.")
     ] = "h200",
     rows: Rows = 4096,
     out: Annotated[str, output("Policy file to write (.json), with all policies tried.")] = "policy.json",

@@ -9,6 +9,7 @@ import typer
 from ksieve.cli import files, terminal
 from ksieve.cli.options import Dtype, choice, count, flag, words
 from ksieve_lab.cli.captures import Target, describe
+from ksieve_lab.cli.results import option
 from ksieve_lab.workloads.lengths import LENGTHS
 from ksieve_lab.workloads.producers import PRODUCERS, write_synthetic
 from ksieve_lab.workloads.rowwise import line_of
@@ -37,19 +38,16 @@ def synth(
     width: Annotated[int, count("--width", "N", "Scores per row.")],
     lengths: Annotated[
         str,
-        typer.Option(
+        option(
             "--lengths",
-            metavar=" | ".join(LENGTHS),
+            " | ".join(LENGTHS),
+            "Valid lengths; --list describes the kinds.",
             autocompletion=words(*LENGTHS),
-            help="Valid lengths; --list describes the kinds.",
         ),
     ] = "full",
     dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype; narrower ones are rounded.")] = Dtype.float32,
-    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed; equal seeds give equal files.")] = 0,
-    k: Annotated[
-        int,
-        count("--k", "K", "The K that the capture is meant for; stored with it."),
-    ] = 2048,
+    seed: Annotated[int, option("--seed", "INT", "Seed; equal seeds give equal files.")] = 0,
+    k: Annotated[int, count("--k", "K", "The K that the capture is meant for; stored with it.")] = 2048,
     _list: Annotated[
         bool,
         flag("--list", "Describe producers and kinds of lengths, and exit.", callback=_print_producers, is_eager=True),
