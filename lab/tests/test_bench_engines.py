@@ -27,6 +27,11 @@ __all__ = ["bench", "fakes", "host"]
 DEEP = [name for name in engine_switch.names_of(["sglang"]) if "deep_select.topk" in name]
 
 
+def page_of(*files):
+    """What the page of benchmarks has of engines."""
+    return specs.each(files, engine_pages.SECTIONS)
+
+
 def test_every_operator_has_a_call_or_a_reason():
     adapters = {operator.adapter for listed in OPERATORS.values() for operator in listed}
     assert adapters == set(engine_calls.CALLS) | set(engine_calls.NOT_TIMED)
@@ -81,8 +86,8 @@ def test_a_wrong_answer_of_the_engine_is_no_comparison(bench, tmp_path, monkeypa
     for case in payload["results"]["shapes"]:
         own, ours = (case["selectors"][side] for side in (engines.BEFORE, engines.AFTER))
         assert own["exact"] is False and ours["exact"] is True and "times_faster" not in case
-    page = engine_pages.seen("sglang", [tables.File("gpu-engines", payload)])
-    assert "`topk`, 3 x 4,096, float32 | its own answer is not exact |" in page and "20.0 / 12.5 |" in page
+    page = page_of(tables.File("gpu-engines", payload))
+    assert "`sglang.topk`, 3 x 4,096, float32 | its own answer is not exact |" in page and "20.0 / 12.5 |" in page
 
 
 def test_errors_in_result_files_have_no_folders(bench, tmp_path, monkeypatch):
@@ -97,7 +102,7 @@ def test_errors_in_result_files_have_no_folders(bench, tmp_path, monkeypatch):
     for case in payload["results"]["shapes"]:
         own, ours = (case["selectors"][side] for side in (engines.BEFORE, engines.AFTER))
         assert "no nvcc in" in own["error"] and "/usr" not in own["error"] and ours["exact"] is True
-    page = engine_pages.seen("sglang", [tables.File("a", payload)])
+    page = page_of(tables.File("a", payload))
     assert "without a time" in page and "in the geometric mean" not in page and "- / 12.5 |" in page
 
 
@@ -120,7 +125,7 @@ def test_a_refused_call_is_not_measured_as_ours(bench, tmp_path, monkeypatch):
     assert "ksieve does not serve the call" in case["selectors"][engines.AFTER]["error"]
     assert "ksieve does not serve the call" in cost[engines.AFTER]["error"] and cost[engines.BEFORE]["median_us"] > 0
     with pytest.raises(tables.InexactError, match="no exact answer"):
-        engine_pages.seen("sglang", [tables.File("a", payload)])
+        page_of(tables.File("a", payload))
     with engine_switch.installed(["sglang"], DEEP) as (operators, _, _):
         monkeypatch.setattr(bench, "best", refuse)
         for name, error in ((engines.BEFORE, ArgumentError), (engines.AFTER, BackendError)):
@@ -190,7 +195,7 @@ def test_first_calls_and_their_page(host, interpreters, tmp_path):
     ) and build[12:14] == ("131072", "--bundle")  # fmt: skip
     caches = [variables["KSIEVE_CACHE_DIR"] for _, variables in interpreters]
     assert len({cache for cache in caches if not cache.endswith("built")}) == 2 * len(first_calls.FIRSTS)
-    page = engine_pages.first_calls(tables.read(folder))
+    page = page_of(*tables.read(folder))
     assert "| `sglang.topk` | 16 x 131,072 | 5.000 (1) | 0.010 (0) | failed | 10 |" in page
     assert "`ksieve build --for vllm` up to 2,048 x 131,072: 2 kernels, 2 of them compiled, in 0 s on" in page
 
@@ -204,7 +209,7 @@ def test_first_calls_that_are_interrupted_keep_what_is_known(host, interpreters,
     found = record.read_json(tmp_path / "gpu-engines-first.json")["results"]["first_calls"]
     for call in found["calls"]:
         assert call[first_calls.EMPTY]["seconds"] == 5.0 and call[first_calls.BUILT] == {"error": "not measured"}
-    assert "| 5.000 (1) | failed | failed |  |" in engine_pages.first_calls(tables.read(tmp_path))
+    assert "| 5.000 (1) | failed | failed |  |" in page_of(*tables.read(tmp_path))
 
 
 def test_a_build_that_fails_leaves_its_error(host, monkeypatch):
@@ -234,16 +239,14 @@ def test_pages_of_engines(bench, tmp_path):
     done, payload = measured(folder, "--peers", "sglang", "--shapes", "2x4096,3x8192")
     assert done.exit_code == 0, done.output
     assert payload["environment"] == ENVIRONMENT
-    files = tables.read(folder)
-    seen = engine_pages.seen("sglang", files)
-    assert engine_pages.seen("vllm", files) == ""
-    assert "The engine's operator takes 1.60 times as long in the geometric mean of" in seen
-    assert "| `topk_transform_ragged_v2` | float32 | 512 | 20.0 / 12.5 (1.60) | 20.0 / 12.5 (1.60) |" in seen
-    assert "| `topk` | bfloat16 |" in seen and "top_k_page_table_transform" not in seen
-    assert "| `fast_topk_v2`, 2 x 4,096, float32 | it takes k of 2048, not 512 |" in seen
-    assert "top_k_page_table_transform" in engine_pages.seen("flashinfer", files)
-    page = tables.render(engine_pages.SUMMARY, files)
-    assert "| SGLang | gpu-engines |" in page and "| FlashInfer |" in page
+    page = page_of(*tables.read(folder))
+    assert "The engines' operators take 1.60 times as long in the geometric mean of" in page
+    assert "| `sglang.topk_transform_ragged_v2` | float32 | 512 | 20.0 / 12.5 (1.60) | 20.0 / 12.5 (1.60) |" in page
+    assert "| `sglang.topk` | bfloat16 |" in page and "| `flashinfer.top_k_page_table_transform` |" in page
+    assert "| `sglang.fast_topk_v2`, 2 x 4,096, float32 | it takes k of 2048, not 512 |" in page
+    guide = engine_pages.gained("sglang", tables.read(folder))
+    assert "| `topk` | bfloat16 | 1.60 | 1.60 |" in guide and "top_k_page_table_transform" not in guide
+    assert engine_pages.gained("vllm", tables.read(folder)) == ""
 
 
 # ---- calls that lose the GPU context ------------------------------------------------------------------------
@@ -307,8 +310,8 @@ def test_what_is_known_to_fail_comes_last(device, tmp_path, monkeypatch):
     untimed = [(case["operator"], case["rows"]) for case in found["shapes"] if "times_faster" not in case]
     assert untimed == [(RAGGED, 5)] and ERROR in found["shapes"][-1]["skipped"]
     assert all(host[engines.AFTER]["median_us"] > 0 for host in found["host"])
-    page = engine_pages.seen("sglang", [tables.File("a", payload)])
-    assert "`topk_transform_ragged_v2`, 5 x 4,096, float32 | the engine's own: RuntimeError: CUDA error" in page
+    page = page_of(tables.File("a", payload))
+    assert "`sglang.topk_transform_ragged_v2`, 5 x 4,096, float32 | the engine's own: RuntimeError: CUDA error" in page
 
 
 def test_a_call_can_be_left_out(device, tmp_path):
@@ -329,7 +332,7 @@ def test_a_fault_of_ksieve_is_not_the_engine_s(device, tmp_path):
     case = next(case for case in found["shapes"] if case["rows"] == 5 and "lost_by" in case)
     assert "not supported" in case["selectors"][engines.AFTER]["error"] and "skipped" not in case
     with pytest.raises(tables.InexactError):
-        engine_pages.seen("sglang", [tables.File("a", payload)])
+        page_of(tables.File("a", payload))
 
 
 def test_a_fault_of_the_host_s_part(device, tmp_path, monkeypatch):
