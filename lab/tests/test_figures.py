@@ -40,19 +40,6 @@ def test_save_writes_png_and_svg_and_the_same_svg_twice(tmp_path):
     assert figures.save(figures.render(KINDS["line"]), tmp_path / "again.svg")[1].read_text() == text
 
 
-def test_inline_svg_follows_the_page_and_shares_no_id():
-    text, second = (figures.inline_svg(figures.svg_of(figures.render(KINDS[name])), label='a "<b>') for name in
-                    ("line", "marks"))  # fmt: skip
-    root = ElementTree.fromstring(text)
-    assert root.get("aria-label") == 'a "<b>' and root.get("width") is None and root.get("viewBox")
-    for colour in (figures.INK, figures.CARD, *figures.PALETTE.values()):
-        assert colour not in text
-    for name in set(re.findall(r"var\((--k-\w+)\)", text + second)):
-        assert figures.PAGE_CSS.count(f"{name}:") == 2, "a light value and a dark one"
-    ids = [set(re.findall(r'\bid="([^"]+)"', t)) for t in (text, second)]
-    assert not ids[0] & ids[1]
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_words_and_series_stand_out_from_the_card(dark):
     """Contrast ratios of WCAG: 4.5 for words, 2 for lines, whose series differ in marker and dash too."""

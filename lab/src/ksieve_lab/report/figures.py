@@ -1,8 +1,7 @@
 """One renderer of figures: a `Figure` says what is drawn where, `render` draws it, `save` writes PNG and SVG.
 
 A PNG is a solid light card with dark ink. An SVG is the same card, and holds a style sheet that gives its colours dark
-values where the reader prefers a dark page; viewers without style sheets show the light ones. Inside an HTML report of
-our own, `inline_svg` names the colours by CSS variables, to which `PAGE_CSS` gives light and dark values.
+values where the reader prefers a dark page; viewers without style sheets show the light ones.
 
 Colours are Okabe and Ito's (2008), which readers with any common colour vision distinguish; `series` pairs each
 with a marker and a dash of its own, so that nothing hangs on colour alone. Matplotlib is imported when a figure is
@@ -11,12 +10,10 @@ drawn, never by importing ksieve.
 
 from __future__ import annotations
 
-import html
 import io
 import math
 import os
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +56,7 @@ PAGE_CSS = (
     f":root {{ color-scheme: light dark; {_variables(_LIGHT)} }}\n"
     f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables(_DARK)} }} }}\n"
 )
-"""Style sheet that gives the variables of `inline_svg` their values, light and dark."""
+"""Style sheet that gives our colours to an HTML page, light and dark."""
 
 _STYLE: Any = {
     "figure.facecolor": CARD,
@@ -417,29 +414,6 @@ def themed(svg: str) -> str:
         return svg
     end = svg.index(">", svg.index("<svg")) + 1
     return f"{svg[:end]}\n <style>@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>{svg[end:]}"
-
-
-def inline_svg(svg_text: str, *, label: str = "") -> str:
-    """Return a figure as an ``<svg>`` element for an HTML page that holds `PAGE_CSS`.
-
-    Parameters
-    ----------
-    svg_text : str
-        From `svg_of`.
-    label : str
-        What a screen reader says.
-    """
-    text = svg_text[svg_text.index("<svg") :]
-    for name, value in _LIGHT.items():
-        text = text.replace(value, f"var(--k-{name})")
-    # Ids must be unique on a page that holds several figures; clip paths and markers are referred to by id.
-    prefix = f"f{zlib.crc32(text.encode()):08x}-"
-    text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}", text)
-    # The page decides the width; the view box keeps the proportions.
-    opening, rest = text.split(">", 1)
-    opening = re.sub(r' (width|height|version)="[^"]*"', "", opening)
-    described = f' role="img" aria-label="{html.escape(label)}"' if label else ""
-    return f"{opening}{described}>{rest}"
 
 
 def svg_of(figure: Any) -> str:

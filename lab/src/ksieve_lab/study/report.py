@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -82,7 +83,7 @@ h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.6
 pre { overflow-x: auto; font-size: .9rem; border: 1px solid var(--k-grid); padding: .5rem .8rem; }
 nav h2 { margin-top: 1.6rem; } nav ol { margin: 0; padding-left: 1.4rem; } a { color: inherit; }
 p { margin: .5rem 0; max-width: 46rem; } .quiet { color: var(--k-muted); font-size: .9rem; }
-figure { margin: 1rem 0; overflow-x: auto; } svg { width: 100%; min-width: 34rem; height: auto; display: block; }
+figure { margin: 1rem 0; overflow-x: auto; } img { width: 100%; min-width: 34rem; height: auto; display: block; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; margin: .8rem 0; }
 th, td { text-align: right; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--k-grid); vertical-align: top; }
@@ -130,7 +131,8 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
         parts.append(f'<h2 id="figure-{name}">{escape(heading)}</h2>')
         if name in drawn:
             parts += [f"<p>{escape(text)}</p>" for text in EXPLANATIONS[name]]
-            parts.append(f"<figure>{figures.inline_svg(drawn[name], label=heading)}</figure>")
+            data = b64encode(figures.themed(drawn[name]).encode()).decode()
+            parts.append(f'<figure><img alt="{escape(heading)}" src="data:image/svg+xml;base64,{data}"></figure>')
         parts.append(rows)
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
