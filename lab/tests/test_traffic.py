@@ -12,7 +12,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import PAPER_128, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
 from ksieve.model import reference
-from ksieve_lab.read_counts import ROUTE_SCANS, check_traffic, expected_reads, expected_traffic
+from ksieve_lab.read_counts import ROUTE_SCANS, check_traffic, expected_traffic
 
 
 def test_formula_is_the_mean_of_the_table():
@@ -46,9 +46,6 @@ def test_every_trace_is_explained(family, rows, width, k, policy, slack, held, s
     assert traffic.ok, traffic
     if slack:
         assert traffic.rescans == 0
-        np.testing.assert_array_equal(
-            stats.score_reads(lengths), expected_reads(stats, lengths, policy, splits=splits, resident_width=held)
-        )
     if traffic.rows:
         assert traffic.realised == pytest.approx(traffic.predicted + traffic.rounding + traffic.rescans)
 

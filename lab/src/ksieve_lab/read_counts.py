@@ -52,34 +52,6 @@ def expected_traffic(stride: int, p_band: float, p_exact: float, *, splits: int 
     return 1 + splits / stride + p_band + (1 if family == "cpu" else 2) * p_exact
 
 
-def expected_reads(
-    stats: Stats,
-    lengths: Any,
-    policy: SamplingPolicy | None,
-    *,
-    splits: int = 1,
-    resident_width: int = 0,
-    family: str = "",
-) -> NDArray[np.int64]:
-    """Return the scores that each row should read by its route, samples and length, without rescans.
-
-    `stats` are those of one call, which `policy` made; `lengths` are clamped to the width. `splits`: segments per row.
-    Rows of at most `resident_width` stay on chip in the direct-exact route and are read once. `family`: kernel family
-    of the plan; "cpu" reads as `KEPT_SCANS` says.
-    """
-    valid = _valid(stats, lengths)
-    scans: NDArray[np.int64] = _SCANS[stats.route] - ((stats.route == Route.DIRECT) & (valid <= resident_width))
-    if family == "cpu":
-        scans = _KEPT[stats.route] - ((stats.route == Route.RECOVERED_AFTER_BAND) & (stats.tau0 == stats.tau1))
-    sampled = np.isin(stats.route, _SAMPLED_ROUTES)
-    if policy is None:
-        if sampled.any():
-            raise ArgumentError("policy", None, f"the policy of row {int(np.argmax(sampled))}, which was sampled")
-        return scans * valid
-    view = [policy.view(int(r), int(valid[r])).size * splits if sampled[r] else 0 for r in range(len(stats))]
-    return np.array(view, dtype=np.int64) + scans * valid
-
-
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Traffic of the sampled rows of a call, and whether the paper's accounting explains every row.
@@ -89,8 +61,8 @@ class Traffic:
     or on the CPU ``1 + 1/s + p_band + p_exact``, in row scans. `realised`: mean over rows of scores read over valid
     length, rescans included. `rounding`: mean of view size over valid length, less P/s. `rescans`: mean complete
     traversals per row caused by frontiers beyond the candidate storage, or on the CPU by guesses that admitted too few
-    and by tie-breaks. `mismatched`: rows, of any route, whose reads are not those of `expected_reads` plus 0 to 3
-    rescans, or 4 of rows cut into segments.
+    and by tie-breaks. `mismatched`: rows, of any route, whose reads are not those of its route plus 0 to 3 rescans,
+    or 4 of rows cut into segments.
     """
 
     rows: int
@@ -117,18 +89,33 @@ def check_traffic(
     resident_width: int = 0,
     family: str = "",
 ) -> Traffic:
-    """Compare the traffic in statistics with the paper's table and formula; arguments are those of `expected_reads`.
+    """Compare the traffic in statistics with the paper's table and formula.
 
-    ``realised == predicted + rounding + rescans`` but for floating-point error, whenever the result is ``ok``.
+    `stats` are those of one call, which `policy` made; `lengths` are clamped to the width. `splits`: segments per row.
+    Rows of at most `resident_width` stay on chip in the direct-exact route and are read once. `family`: kernel family
+    of the plan; "cpu" reads as `KEPT_SCANS` says. ``realised == predicted + rounding + rescans`` but for floating-point
+    error, whenever the result is ``ok``.
     """
-    valid = _valid(stats, lengths)
+    valid = np.asarray(lengths, dtype=np.int64)
+    if valid.shape != (len(stats),):
+        raise ArgumentError("lengths", f"shape {valid.shape}", f"shape ({len(stats)},), one length per row of stats")
+    if valid.size and valid.min() < 0:
+        raise ArgumentError("lengths", int(valid.min()), "lengths clamped to [0, width]")
+    sampled = np.isin(stats.route, _SAMPLED_ROUTES)
+    if policy is None and sampled.any():
+        raise ArgumentError("policy", None, f"the policy of row {int(np.argmax(sampled))}, which was sampled")
+    scans: NDArray[np.int64] = _SCANS[stats.route] - ((stats.route == Route.DIRECT) & (valid <= resident_width))
+    if family == "cpu":
+        scans = _KEPT[stats.route] - ((stats.route == Route.RECOVERED_AFTER_BAND) & (stats.tau0 == stats.tau1))
+    view = np.zeros_like(valid)
+    if policy is not None:
+        view[sampled] = [policy.view(int(r), int(valid[r])).size * splits for r in np.flatnonzero(sampled)]
     reads = stats.score_reads(valid)
-    excess = reads - expected_reads(stats, valid, policy, splits=splits, resident_width=resident_width, family=family)
+    excess = reads - view - scans * valid
     rescans = np.where(valid > 0, excess // np.maximum(valid, 1), 0)
     most = MAX_RESCANS + (splits > 1)  # segments whose candidates do not fit together are scanned as a row
     explained = (excess == rescans * valid) & (rescans >= 0) & (rescans <= most)
     mismatched = tuple(int(r) for r in np.flatnonzero(~explained))
-    sampled = np.isin(stats.route, _SAMPLED_ROUTES)
     count = int(sampled.sum())
     if policy is None or not count:
         return Traffic(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, mismatched)
@@ -145,12 +132,3 @@ def check_traffic(
         float(rescans[sampled].mean()),
         mismatched,
     )
-
-
-def _valid(stats: Stats, lengths: Any) -> NDArray[np.int64]:
-    valid = np.asarray(lengths, dtype=np.int64)
-    if valid.shape != (len(stats),):
-        raise ArgumentError("lengths", f"shape {valid.shape}", f"shape ({len(stats)},), one length per row of stats")
-    if valid.size and valid.min() < 0:
-        raise ArgumentError("lengths", int(valid.min()), "lengths clamped to [0, width]")
-    return valid
