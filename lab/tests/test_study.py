@@ -20,7 +20,7 @@ from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.report.specs.study import EVERY_POLICY, FIGURES, comparison
 from ksieve_lab.report.tables import File, cells, render
-from ksieve_lab.study import measure, run
+from ksieve_lab.study import measure, ranked, run
 from ksieve_lab.study.rows import eligible_rows, read_blocks
 from ksieve_lab.study.tally import MOST, RankTally, rank_text
 from ksieve_lab.study.views import UNUSABLE
@@ -34,9 +34,9 @@ def capture_of(path: Path, scores: np.ndarray, lengths=None, **settings) -> Path
     return path
 
 
-def study_of(path: Path, k: int, **settings):
+def study_of(path: Path, k: int):
     with Capture(path) as capture:
-        return measure.study_capture(capture, k, **settings)
+        return measure.study_capture(capture, k, eligible_rows(capture, k))
 
 
 def test_a_descending_row_by_hand(tmp_path):
@@ -89,12 +89,13 @@ def test_the_tail_of_a_single_gap_admits_one_more(tmp_path):
     assert found.tail[0][0] == 101
 
 
-def test_results_do_not_depend_on_the_blocks(tmp_path):
+def test_results_do_not_depend_on_the_blocks(tmp_path, monkeypatch):
     path = tmp_path / "a.safetensors"
     write_synthetic(path, "endpoint_structured", 12, 8192, lengths="ragged", k=100)
     whole = study_of(path, 100).results()
     assert whole["studied"] > 6
-    pieces = study_of(path, 100, max_bytes=3 * 8192 * 4).results()
+    monkeypatch.setattr(ranked, "read_blocks", lambda *of: read_blocks(*of, max_bytes=3 * 8192 * 4))
+    pieces = study_of(path, 100).results()
     np.testing.assert_equal(pieces, whole)
 
 

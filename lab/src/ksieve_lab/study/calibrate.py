@@ -8,7 +8,7 @@ blocks are held back and selected with it by the CPU backend, whose routes are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
 from ksieve.planning.devices import DEVICES
 from ksieve_lab.bench import record
-from ksieve_lab.captures.format import BLOCK_BYTES, Capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.read_counts import check_traffic, expected_traffic
 from ksieve_lab.study.costs import DEVICE_COSTS, DeviceCost
 from ksieve_lab.study.measure import KEPT
@@ -37,9 +37,9 @@ from ksieve_lab.study.predict import (
     shapes,
     try_row,
 )
-from ksieve_lab.study.ranked import RankedRow, rank_rows, require_cuda
+from ksieve_lab.study.ranked import check_device, ranked_rows
 from ksieve_lab.study.rows import ROWS, eligible_rows, read_blocks
-from ksieve_lab.study.run import check_device, suggested_k
+from ksieve_lab.study.run import suggested_k
 from ksieve_lab.study.views import statistics_sizes
 
 F64 = NDArray[np.float64]
@@ -59,7 +59,6 @@ def calibrate(
     cost: str | DeviceCost = "h200",
     rows: int | None = ROWS,
     device: str = "cpu",
-    max_bytes: int = BLOCK_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[SamplingPolicy, dict[str, Any]]:
     """Recommend a sampling policy, predict its costs, and check the prediction on held-back rows.
@@ -71,8 +70,8 @@ def calibrate(
 
     `k`: by default the K stored in the captures. `cost`: the model of the device to calibrate for, or its name in
     `costs.DEVICE_COSTS`. `rows`: at most so many of each capture; None takes all. `device`: "cpu" or "cuda", where rows
-    are ranked. `max_bytes` bounds the scores held at a time. `progress` is called as
-    ``progress(rows done, rows in all)``, held-back rows included. Raises `ArgumentError` before anything is measured.
+    are ranked. `progress` is called as ``progress(rows done, rows in all)``, held-back rows included. Raises
+    `ArgumentError` before anything is measured.
     """
     if not captures:
         raise ArgumentError("captures", "none", "at least one capture")
@@ -86,8 +85,6 @@ def calibrate(
     if not any(statistics_sizes(shortest, view).min() >= sample_ranks(view, slots)[0] for view in shapes()):
         got = f"{slots} for a row of {shortest:,} scores"
         raise ArgumentError("k", got, "a smaller k or longer rows: every view samples too few of these")
-    if device == "cuda":
-        require_cuda()
     total = sum(calibrated.size + held.size for calibrated, held, _ in parts)
     done = 0
 
@@ -98,7 +95,7 @@ def calibrate(
             progress(done, total)
 
     default = default_policy(captures, slots, model)
-    tried, sample = _measure(captures, parts, slots, model, default, device, max_bytes, count)
+    tried, sample = _measure(captures, parts, slots, model, default, device, count)
     best = [cheapest(entry, slots, model, sample) for entry in tried[: len(shapes())]]
     ranking = sorted((p for p in best if p is not None), key=lambda p: p.row_ns)
     alike = [p for p in ranking if p.row_ns <= (1 + SLACK) * ranking[0].row_ns]
@@ -109,7 +106,7 @@ def calibrate(
     if default is not None:
         q0, q1 = default.primary_rank(slots), default.rescue_rank(slots)
         ordinary = replace(predict(tried[-1], slots, model, sample, q0, q1), policy=default)
-    stats, valid = _select_held_back(captures, parts, slots, chosen.policy, max_bytes, count)
+    stats, valid = _select_held_back(captures, parts, slots, chosen.policy, count)
     traffic = check_traffic(stats, valid, chosen.policy, family="cpu")
     realised = {
         "p_band": traffic.p_band,
@@ -161,7 +158,6 @@ def _measure(
     cost: DeviceCost,
     default: SamplingPolicy | None,
     device: str,
-    max_bytes: int,
     count: Callable[[int], None],
 ) -> tuple[list[Tried], Sample]:
     """Try every view, and the default policy last, on the calibration rows."""
@@ -175,7 +171,7 @@ def _measure(
     lengths: list[int] = []
     blocks: list[int] = []
     for part, (capture, (calibrated, _, size)) in enumerate(zip(captures, parts, strict=True)):
-        for at, row in enumerate(_ranked(capture, calibrated, KEPT * k, device, max_bytes)):
+        for at, row in enumerate(ranked_rows(capture, calibrated, KEPT * k, device)):
             for entries, (view, ranks), capacity in zip(found, views, room, strict=True):
                 entries.append(try_row(row, view, ranks, k, capacity, len(lengths)))
             lengths.append(row.length)
@@ -190,23 +186,17 @@ def _measure(
     return tried, Sample(np.array(lengths, np.int64), np.array(blocks, np.int64), following, itemsize)
 
 
-def _ranked(capture: Capture, rows: I64, keep: int, device: str, max_bytes: int) -> Iterator[RankedRow]:
-    for block in read_blocks(capture, rows, max_bytes):
-        yield from rank_rows(block.scores, block.lengths, keep, device)
-
-
 def _select_held_back(
     captures: Sequence[Capture],
     parts: Sequence[tuple[I64, I64, int]],
     k: int,
     policy: SamplingPolicy,
-    max_bytes: int,
     count: Callable[[int], None],
 ) -> tuple[Stats, I64]:
     """Select the held-back rows with the CPU backend and return its statistics."""
     raw, valid = [], []
     for capture, (_, held, _) in zip(captures, parts, strict=True):
-        for block in read_blocks(capture, held, max_bytes):
+        for block in read_blocks(capture, held):
             lengths = block.lengths.astype(np.int32)
             _, stats = api.topk(block.scores, lengths, k, policy=policy, backend="cpu", return_stats=True)
             raw.append(stats.raw)

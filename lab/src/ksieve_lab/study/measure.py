@@ -19,10 +19,10 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.policy import POLICIES, SamplingPolicy
 from ksieve.core.text import printable
 from ksieve.files import split
-from ksieve_lab.captures.format import BLOCK_BYTES, Capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.study import theory
-from ksieve_lab.study.ranked import RankedRow, rank_rows
-from ksieve_lab.study.rows import LEAST_LENGTH, eligible_rows, read_blocks
+from ksieve_lab.study.ranked import RankedRow, ranked_rows
+from ksieve_lab.study.rows import LEAST_LENGTH
 from ksieve_lab.study.tally import RankTally
 from ksieve_lab.study.verdict import Judged, plans_of, verdict
 from ksieve_lab.study.views import phases_of, realised_ranks, regular_view, statistics_sizes
@@ -182,23 +182,20 @@ def exchangeable_underfill(k: int, stride: int, request: float, length: int) -> 
 def study_capture(
     capture: Capture,
     k: int,
+    chosen: NDArray[np.int64],
     *,
-    rows: int | None = None,
     device: str = "cpu",
     plan_for: str | DeviceInfo = "cpu",
-    max_bytes: int = BLOCK_BYTES,
     progress: Callable[[int], None] | None = None,
     rank: int = 0,
     world: int = 1,
 ) -> CaptureStudy | None:
     """Measure one capture, all ranks together: each must call it, and the first has the figures of one process.
 
-    `rows`: at most this many of the eligible ones, at equal spacing. `device`: "cpu" or "cuda", where rows are ranked.
-    `plan_for`: device whose plan is judged, as `ksieve.plan` takes it. `max_bytes` bounds the scores held at a time.
-    `progress` is called with the number of rows done. `rank`, `world`: of the processes that share the rows
-    (`ksieve.files.split`). Raises `ArgumentError` if no row of the capture is long enough.
+    `chosen`: numbers of the rows to study. `device`: "cpu" or "cuda", where rows are ranked. `plan_for`: device whose
+    plan is judged, as `ksieve.plan` takes it. `progress` is called with the number of rows done. `rank`, `world`: of
+    the processes that share the rows (`ksieve.files.split`).
     """
-    chosen = eligible_rows(capture, k, rows)
     lengths = capture.clamped()
     eligible = int(np.count_nonzero(lengths >= LEAST_LENGTH * k))
     title = capture.metadata.get("title", "")
@@ -207,11 +204,10 @@ def study_capture(
         capture.width, capture.dtype, k, plans=[Judged.of(plan) for plan in plans_of(capture, k, plan_for)],
     )  # fmt: skip
     own = chosen[chosen.size * rank // world : chosen.size * (rank + 1) // world]
-    for block in read_blocks(capture, own, max_bytes):
-        for number, row in zip(block.rows, rank_rows(block.scores, block.lengths, KEPT * k, device), strict=True):
-            study_row(row, found, int(number))
-            if progress is not None:
-                progress(found.studied * chosen.size // own.size)  # the ranks advance alike
+    for number, row in zip(own, ranked_rows(capture, own, KEPT * k, device), strict=True):
+        study_row(row, found, int(number))
+        if progress is not None:
+            progress(found.studied * chosen.size // own.size)  # the ranks advance alike
     parts = split.collect(found, rank, world)
     for part in parts[1:]:
         found.merge(part)

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.core.errors import BackendError
+from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.keys import BIN_CUTOFF_KEY, coarse_bin, order_key, score_of_key, widen
+from ksieve_lab.captures.format import Capture
+from ksieve_lab.study.rows import read_blocks
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 U32 = NDArray[np.uint32]
-
-DEVICES = ("cpu", "cuda")
 
 
 class RankedRow:
@@ -99,6 +99,12 @@ def rank_rows(scores: Any, lengths: I64, keep: int, device: str = "cpu") -> Iter
         yield RankedRow(valid, _best(order_key(valid), keep))
 
 
+def ranked_rows(capture: Capture, rows: I64, keep: int, device: str = "cpu") -> Iterator[RankedRow]:
+    """Read chosen rows of a capture block by block, and order the upper tail of each as `rank_rows` does."""
+    for block in read_blocks(capture, rows):
+        yield from rank_rows(block.scores, block.lengths, keep, device)
+
+
 def _best(keys: U32, keep: int) -> I64:
     """Positions of the lowest keys, in order."""
     if keep >= keys.size:
@@ -125,6 +131,14 @@ def _rank_on_cuda(matrix: F32, lengths: I64, keep: int) -> Iterator[RankedRow]:
         else:
             order = order[np.argsort(order_key(kept), kind="stable")]
         yield RankedRow(row[:length], order.astype(np.int64))
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that rows cannot be ranked on, or not here."""
+    if device not in ("cpu", "cuda"):
+        raise ArgumentError("device", repr(device), "'cpu' or 'cuda'")
+    if device == "cuda":
+        require_cuda()
 
 
 def require_cuda() -> Any:

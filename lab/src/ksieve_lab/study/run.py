@@ -12,9 +12,9 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
 from ksieve.planning.devices import resolve_device
 from ksieve_lab.bench import record
-from ksieve_lab.captures.format import BLOCK_BYTES, Capture
+from ksieve_lab.captures.format import Capture
 from ksieve_lab.study.measure import pooled_ranks, study_capture
-from ksieve_lab.study.ranked import DEVICES, require_cuda
+from ksieve_lab.study.ranked import I64, check_device
 from ksieve_lab.study.rows import ROWS, eligible_rows
 from ksieve_lab.study.verdict import least_length, overall
 
@@ -30,16 +30,10 @@ def suggested_k(captures: Sequence[Capture], k: int | None) -> int:
     return check_k(suggested.pop())
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that rows cannot be ranked on, before anything is read."""
-    if device not in DEVICES:
-        raise ArgumentError("device", repr(device), "'cpu' or 'cuda'")
-
-
 def check(
     captures: Sequence[Capture], k: int | None, *, rows: int | None, device: str, plan_for: str | None
-) -> tuple[int, list[int], str | DeviceInfo]:
-    """Check the arguments of `study`; return k, the number of rows of each capture, and the device that is planned for.
+) -> tuple[int, list[I64], str | DeviceInfo]:
+    """Check the arguments of `study`; return k, the rows of each capture, and the device that is planned for.
 
     Raises `ArgumentError`, also for rows too short to be sampled or to have an upper tail, and `BackendError` for a
     device that cannot be used here.
@@ -48,16 +42,13 @@ def check(
         raise ArgumentError("captures", "none", "at least one capture")
     slots = suggested_k(captures, k)
     check_device(device)
-    numbers = [eligible_rows(capture, slots, rows).size for capture in captures]
+    chosen = [eligible_rows(capture, slots, rows) for capture in captures]
     for capture in captures:
         longest = capture.valid_scores()[1]
         if longest < (least := least_length(slots)):
             got = f"{slots} for {capture.path.name}, whose longest row has {longest:,} scores"
             raise ArgumentError("k", got, f"rows of at least {least:,} scores: no sampling policy reads shorter ones")
-    target = resolve_device(plan_for or device, "plan_for")
-    if device == "cuda":
-        require_cuda()
-    return slots, numbers, target
+    return slots, chosen, resolve_device(plan_for or device, "plan_for")
 
 
 def study(
@@ -67,7 +58,6 @@ def study(
     rows: int | None = ROWS,
     device: str = "cpu",
     plan_for: str | None = None,
-    max_bytes: int = BLOCK_BYTES,
     progress: Callable[[int, int], None] | None = None,
     rank: int = 0,
     world: int = 1,
@@ -85,8 +75,6 @@ def study(
         Where rows are ranked.
     plan_for : str, optional
         Device whose plan is judged, as `ksieve.plan` takes it or a name such as "h200"; `device` when omitted.
-    max_bytes : int
-        Bound on the bytes of scores in memory at a time.
     progress : callable, optional
         Called as ``progress(rows done, rows in all)``.
     rank, world : int
@@ -102,22 +90,21 @@ def study(
     ArgumentError
         Before anything is measured.
     """
-    slots, numbers, target = check(captures, k, rows=rows, device=device, plan_for=plan_for)
-    total, done = sum(numbers), 0
+    slots, chosen, target = check(captures, k, rows=rows, device=device, plan_for=plan_for)
+    total, done = sum(numbers.size for numbers in chosen), 0
     studies = []
-    for capture, number in zip(captures, numbers, strict=True):
+    for capture, numbers in zip(captures, chosen, strict=True):
 
         def report(rows_done: int, before: int = done) -> None:
             if progress is not None:
                 progress(before + rows_done, total)
 
         studied = study_capture(
-            capture, slots, rows=rows, device=device, plan_for=target, max_bytes=max_bytes, progress=report,
-            rank=rank, world=world,
-        )  # fmt: skip
+            capture, slots, numbers, device=device, plan_for=target, progress=report, rank=rank, world=world
+        )
         if studied is not None:
             studies.append(studied)
-        done += number
+        done += numbers.size
     if rank:
         return None
     found = [s.results() for s in studies]
