@@ -1,4 +1,4 @@
-"""Figures: every specification draws from its committed file, legibly on light and dark pages, twice the same."""
+"""Figures: every specification draws from a committed file, legibly on light and dark pages, twice the same."""
 
 from __future__ import annotations
 
@@ -88,16 +88,22 @@ def test_twelve_series_look_different():
 
 
 def specified():
-    """Every figure of the committed files."""
+    """Of each kind of figure of the committed files the one with the most marks."""
+    found = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         payload = record.read_json(path)
-        for spec in specs.figures_of(payload):
-            yield pytest.param(spec, id=f"{path.stem}{spec.name}")
+        drawn = [(f"{payload['bench']}{spec.name}", spec) for spec in specs.figures_of(payload)]
         for name, (_, specify) in study.FIGURES.items() if payload["bench"] == "study" else ():
-            yield pytest.param(specify(payload["results"]), id=f"study-{name}")
+            drawn.append((f"study-{name}", specify(payload["results"])))
+        for name, spec in drawn:
+            found[name] = max(found.get(name, spec), spec, key=lambda each: len(each.marks))
+    return found
 
 
-@pytest.mark.parametrize("spec", list(specified()))
+FOUND = specified()
+
+
+@pytest.mark.parametrize("spec", FOUND.values(), ids=FOUND)
 def test_no_words_of_a_figure_lie_on_others_or_outside(spec):
     figure = figures.render(spec)
     figure.draw_without_rendering()

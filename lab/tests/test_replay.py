@@ -188,7 +188,7 @@ def test_the_papers_requests_take_the_papers_invocations(name, steps, count):
 
 
 @given(
-    prompt=st.integers(0, 5000), cap=st.integers(1, 700), budget=st.integers(1, 4_000_000),
+    prompt=st.integers(0, 1500), cap=st.integers(1, 700), budget=st.integers(1, 400_000),
     decode=st.integers(0, 5), batch=st.integers(1, 3),
 )  # fmt: skip
 def test_every_query_is_selected_for_once(prompt, cap, budget, decode, batch):

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import CaptureWriter
+from ksieve_lab.report import figures
 from ksieve_lab.report.specs.study import EVERY_POLICY, FIGURES, comparison
 from ksieve_lab.report.tables import File, cells, render
-from ksieve_lab.study import measure, ranked, run
+from ksieve_lab.study import measure, ranked, report, run
 from ksieve_lab.study.rows import eligible_rows, read_blocks
 from ksieve_lab.study.tally import MOST, RankTally, rank_text
 from ksieve_lab.study.views import UNUSABLE
@@ -37,6 +38,12 @@ def capture_of(path: Path, scores: np.ndarray, lengths=None, **settings) -> Path
 def study_of(path: Path, k: int):
     with Capture(path) as capture:
         return measure.study_capture(capture, k, eligible_rows(capture, k))
+
+
+def draw(payload):
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
+    for _, specify in FIGURES.values():
+        figures.render(specify(payload["results"])).draw_without_rendering()
 
 
 def test_a_descending_row_by_hand(tmp_path):
@@ -158,8 +165,8 @@ def test_a_capture_of_plateaus_says_so_everywhere(tmp_path):
     assert lines["rows tied at rank K"] == "4 of 4"
     for name in ("top K in the first and last tenth", "C(100) / K, median", "median rank against request, view 1/256"):
         assert lines[name] == "tied"
-    pytest.importorskip("matplotlib")
-    assert "<td>tied</td>" in run.write(payload, tmp_path / "out")[0].read_text()
+    assert "<td>tied</td>" in report.report(payload, {})
+    draw(payload)
 
 
 def test_rows_that_no_policy_samples_are_refused_before_one_is_read(tmp_path, monkeypatch):
@@ -188,8 +195,7 @@ def test_rows_of_few_scores_are_studied_without_a_word(tmp_path):
         payload = run.study([capture], 4)
     sparse = next(r for r in payload["results"]["captures"][0]["ranks"] if r["stride"] == 256)
     assert sparse["count"] + sparse["unusable"] == 3 * 256
-    pytest.importorskip("matplotlib")
-    run.write(payload, tmp_path / "out")
+    draw(payload)
 
 
 @pytest.fixture(scope="module")
@@ -230,12 +236,12 @@ def test_the_result_file_says_how_it_was_made(written):
 
 def test_the_report_needs_nothing_else(written):
     text = (written[1] / "report.html").read_text()
-    figures = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', text)
-    assert len(figures) == text.count("<img") == 7
+    images = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', text)
+    assert len(images) == text.count("<img") == 7
     assert "<script" not in text
     assert not re.findall(r'(?:src|href)="(?!#|data:)', text) and "url(" not in text
     assert "prefers-color-scheme: dark" in text
-    for figure in map(base64.b64decode, figures):
+    for figure in map(base64.b64decode, images):
         ElementTree.fromstring(figure)
         assert b"prefers-color-scheme: dark" in figure
     ids = re.findall(r' id="([^"]+)"', text)
@@ -243,12 +249,15 @@ def test_the_report_needs_nothing_else(written):
     assert "the paper found" in text
 
 
-def test_figures_can_be_drawn_again_from_the_result_file(written, tmp_path):
+def test_figures_can_be_drawn_again_from_the_result_file(written, tmp_path, monkeypatch):
     payload = json.loads((written[1] / "study.json").read_text())
+    before = sorted(p.name for p in (written[1] / "figures").iterdir())
+    assert before == sorted(f"study-{name}{suffix}" for name in FIGURES for suffix in (".png", ".svg"))
+    for name in [name for name in FIGURES if name != "tail"]:
+        monkeypatch.delitem(FIGURES, name)
     again = run.write(payload, tmp_path / "again", figures=tmp_path / "pictures")
     names = sorted(p.name for p in (tmp_path / "pictures").iterdir())
-    assert names == sorted(p.name for p in (written[1] / "figures").iterdir())
-    assert len(names) == 14
+    assert names == ["study-tail.png", "study-tail.svg"]
     assert all(p.stat().st_size < 200_000 for p in again if p.suffix == ".svg")
 
 
@@ -291,10 +300,9 @@ def test_a_study_without_matplotlib_is_written_without_figures(tmp_path, monkeyp
     assert links and set(links) == set(re.findall(r' id="([^"]+)"', page))
 
 
-def test_the_pages_example_runs(tmp_path):
-    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
-    root = ROOT
-    text = (root / "docs" / "guide" / "study.md").read_text(encoding="utf-8")
+def test_the_pages_example_runs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = (ROOT / "docs" / "guide" / "study.md").read_text(encoding="utf-8")
     example = next(
         block for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "run import study" in block
     )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
+import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from typer.testing import CliRunner
 
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.cli.app import app
-from ksieve_lab.report import figures
 
 K, ROWS, WIDTH = 512, 20, 40_000
 """Wide enough for the CPU's plan to sample, with the paper's policy."""
@@ -54,77 +53,48 @@ def capture_of(path: Path, scores: np.ndarray, lengths: object = None, k: int = 
     return path
 
 
-@pytest.fixture(scope="module")
-def studied(tmp_path_factory):
-    """Return output, result file and report of `ksieve study` for a capture of `SCORES`, made once for all workers.
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch):
+    """Figures take most of a study's time; `test_study` and `test_figures` draw them."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
-    A PNG is the figure that the report has as SVG, drawn once more, and left out.
-    """
-    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
-    shared = tmp_path_factory.getbasetemp()
-    shared = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "studied"
-    shared.mkdir(exist_ok=True)
 
-    @functools.cache
-    def found(name: str) -> tuple[str, dict, str]:
-        kept = shared / f"{name}.json"
-        with FileLock(f"{kept}.lock"):
-            if not kept.exists():
-                kept.write_text(json.dumps(made(shared / name, name)))
-        text, facts, page = json.loads(kept.read_text())
-        return text, json.loads(facts), page
-
-    def made(folder: Path, name: str) -> tuple[str, str, str]:
-        folder.mkdir()
-        path, out = capture_of(folder / f"{name}.safetensors", SCORES[name]), folder / "out"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(figures, "save", lambda _, stem, **__: [stem])
-            done = CliRunner().invoke(app, ["study", str(path), "--out", str(out)], catch_exceptions=False)
+@functools.cache
+def studied(name: str) -> tuple[str, dict, str]:
+    """Output, result file and report of `ksieve study` for a capture of `SCORES`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, out = capture_of(Path(folder) / f"{name}.safetensors", SCORES[name]), Path(folder) / "out"
+        done = CliRunner().invoke(app, ["study", str(path), "--out", str(out)], catch_exceptions=False)
         assert done.exit_code == 0, done.output
-        return done.stdout, (out / "study.json").read_text(), (out / "report.html").read_text()
-
-    return found
+        return done.stdout, json.loads((out / "study.json").read_text()), (out / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [("normal", "yes"), ("equal", "yes"), ("zeros", "yes"), ("nan", "yes"), ("one_row", "yes"),
-     ("plateau", "yes"), ("periodic", "with lines-64 only"), ("some_tied", "yes")],
-)  # fmt: skip
-def test_the_first_line_is_the_verdict(studied, name, answer):
+@pytest.mark.parametrize("name", SCORES)
+def test_the_first_line_is_the_verdict_and_tied_rows_are_called_tied(name):
+    answer = "with lines-64 only" if name == "periodic" else "yes"
     text, payload, page = studied(name)
     assert text.splitlines()[0].startswith(f"{answer}: ")
     assert payload["results"]["verdict"]["answer"] == answer
-    assert f"<strong>{answer}</strong>" in page
     assert page.index(f"<strong>{answer}</strong>") < page.index("<table>")
-
-
-@pytest.mark.parametrize("name", [name for name in SCORES if name != "periodic"])
-def test_nothing_is_infinite_and_tied_rows_are_called_tied(studied, name):
-    text, payload, page = studied(name)
-    for words in (text, re.sub(r"<style>.*?</style>|<img.*?>", "", page, flags=re.DOTALL)):
+    for words in (text, re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)):
         assert not re.search(r"\b(inf|nan) ?%|\binf\b|\bwithin nan\b", words)
+    (found,) = payload["results"]["captures"]
+    rows = found["studied"]
     tied = {"equal": ROWS, "zeros": ROWS, "nan": ROWS, "plateau": ROWS, "some_tied": 6}.get(name, 0)
-    rows = payload["results"]["captures"][0]["studied"]
     assert f"{tied} of {rows}" in text
     line = next(li for li in text.splitlines() if li.startswith("median rank against request, view 1/256"))
     assert line.endswith("tied") == (tied == rows)
-    assert bool(re.search(r"within \d+\.\d %$", line)) == (tied < rows)
     # Rows without a boundary do not blur what is found in the others.
-    entries = [e for e in payload["results"]["captures"][0]["ranks"] if e["requested"] == 1.5 and e["count"]]
-    assert tied == rows or all(abs(e["rms"] / e["reference_rms"] - 1) < 0.6 for e in entries)
+    if tied < rows and name != "periodic":
+        assert re.search(r"within \d+\.\d %$", line)
+        entries = [e for e in found["ranks"] if e["requested"] == 1.5 and e["count"]]
+        assert all(abs(e["rms"] / e["reference_rms"] - 1) < 0.6 for e in entries)
+    assert found["plan"]["name"] == "paper-64" and found["plan"]["traffic"] >= 1 + 1 / 64
+    for key in ("below_k", "median", "p95", "traffic", "p_band", "p_exact", "rescans"):
+        assert found["plan"][key] is None or type(found["plan"][key]) in (int, float)
 
 
-def test_the_result_file_holds_numbers_of_the_plan(studied):
-    for _, payload, _ in map(studied, SCORES):
-        plan = payload["results"]["captures"][0]["plan"]
-        assert plan["name"] == "paper-64"
-        for key in ("below_k", "median", "p95", "traffic", "p_band", "p_exact", "rescans"):
-            assert plan[key] is None or type(plan[key]) in (int, float)
-        assert plan["traffic"] >= 1 + 1 / 64
-
-
-def test_a_policy_other_than_the_plans_is_named_where_the_plans_fails(studied):
+def test_a_policy_other_than_the_plans_is_named_where_the_plans_fails():
     results = studied("periodic")[1]["results"]
     assert results["verdict"] == {"answer": "with lines-64 only", "with": "lines-64"}
     own = results["captures"][0]["plan"]
@@ -135,7 +105,7 @@ def test_a_policy_other_than_the_plans_is_named_where_the_plans_fails(studied):
     assert other["traffic"] == pytest.approx(1 + 1 / 64, abs=1e-4)
 
 
-def test_the_papers_column_appears_at_its_own_k_alone(studied, tmp_path):
+def test_the_papers_column_appears_at_its_own_k_alone(tmp_path):
     text, _, page = studied("normal")
     assert "paper found" not in text
     assert "the paper found" not in page
@@ -159,7 +129,6 @@ def test_no_policy_holds_where_rows_are_scanned_twice():
 
 
 def test_rows_on_chip_need_no_sampling(tmp_path):
-    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
     path = capture_of(tmp_path / "a.safetensors", NORMAL)
     arguments = ["study", str(path), "--out", str(tmp_path / "out"), "--plan-for", "h200"]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
