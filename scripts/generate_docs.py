@@ -116,7 +116,7 @@ def draw(files: list[tables.File], folder: Path, *, check: bool) -> list[str]:
         if not (path.exists() and path.read_text("utf-8").endswith(mark)):
             stale.append(name)
             if not check:
-                atomic.write_text(path, figures.themed(figures.svg_of(figures.render(spec))) + mark)
+                atomic.write_text(path, figures.svg_of(figures.render(spec)) + mark)
     return stale
 
 

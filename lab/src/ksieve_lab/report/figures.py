@@ -369,24 +369,10 @@ def draw(payload: Mapping[str, Any], folder: Path, stem: str) -> list[Path]:
     return [path for spec in specs.figures_of(payload) for path in save(render(spec), folder / f"{stem}{spec.name}")]
 
 
-def save(figure: Any, stem: str | os.PathLike[str], *, dpi: int = 160, svg_text: str | None = None) -> list[Path]:
-    """Write a figure as ``stem.png`` and ``stem.svg``; folders are made as needed.
+def save(figure: Any, stem: str | os.PathLike[str]) -> list[Path]:
+    """Write a figure as ``stem.png`` and ``stem.svg``, and return both paths; folders are made as needed.
 
-    Parameters
-    ----------
-    figure : matplotlib Figure
-        From `canvas`.
-    stem : path
-        A suffix ``.png`` or ``.svg`` is dropped; any other dot belongs to the name.
-    dpi : int
-        Pixels per inch of the PNG.
-    svg_text : str, optional
-        From `svg_of`, where that is needed anyway: it takes longer than the PNG.
-
-    Returns
-    -------
-    list of Path
-        The PNG, then the SVG.
+    A suffix ``.png`` or ``.svg`` of the stem is dropped; any other dot belongs to the name.
     """
     target = Path(stem)
     if target.suffix in (".png", ".svg"):
@@ -396,13 +382,13 @@ def save(figure: Any, stem: str | os.PathLike[str], *, dpi: int = 160, svg_text:
 
     with matplotlib.rc_context(_STYLE):
         pixels = io.BytesIO()
-        figure.savefig(pixels, format="png", dpi=dpi, metadata={"Software": None})
+        figure.savefig(pixels, format="png", dpi=160, metadata={"Software": None})
     atomic.write_bytes(png, pixels.getvalue(), folders=True)
-    atomic.write_text(svg, themed(svg_text or svg_of(figure)))
+    atomic.write_text(svg, svg_of(figure))
     return [png, svg]
 
 
-def themed(svg: str) -> str:
+def _themed(svg: str) -> str:
     """Add a style sheet for readers who prefer a dark page: every colour of ours, by the value that is written."""
     rules = [
         f'[style*="{use}: {light}"]{{{use}:{dark}!important}}'
@@ -417,7 +403,7 @@ def themed(svg: str) -> str:
 
 
 def svg_of(figure: Any) -> str:
-    """Return a figure as the text of an SVG file, in the colours of a light page."""
+    """Return a figure as the text of an SVG file, which follows the reader's theme."""
     import matplotlib
 
     out = io.StringIO()
@@ -428,7 +414,7 @@ def svg_of(figure: Any) -> str:
     text = re.sub(r'(?<=[ \n]d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
     text = re.sub(r'(?<= [xy]=")(-?\d+\.\d\d)\d+', r"\1", text)
     # Blanks at line ends make diffs noisy.
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    return _themed("\n".join(line.rstrip() for line in text.splitlines()) + "\n")
 
 
 def plain_text(text: object) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ksieve_lab.report import figures
 from ksieve_lab.report.specs.study import ABOUT, EVERY_POLICY, FIGURES, VERDICT, comparison
-from ksieve_lab.report.tables import File, Table, cells
+from ksieve_lab.report.tables import File, Table, cells, machine
 from ksieve_lab.study import words
 from ksieve_lab.study.verdict import HOLDS
 
@@ -93,10 +93,10 @@ th:first-child, td:first-child { text-align: left; white-space: normal; min-widt
 """
 
 
-def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
+def report(payload: Mapping[str, Any], drawn: Mapping[str, bytes]) -> str:
     """Return the report as HTML, from the payload of a study or of its result file.
 
-    `drawn`: figures as SVG (`figures.svg_of`), by the stems of `FIGURES`. Of a missing one the report has the numbers
+    `drawn`: figures as SVG files, by the stems of `FIGURES`. Of a missing one the report has the numbers
     alone.
     """
     results = payload["results"]
@@ -114,7 +114,7 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
         _table(VERDICT, files),
         f"<p>{escape(HOLDING)}</p>",
         f"<pre>{escape(payload['environment']['command'])}</pre>",
-        f'<p class="quiet">{escape(_provenance(payload))}</p>',
+        f'<p class="quiet">{escape(machine(files[0]))}; ranked on {escape(payload["settings"]["device"])}</p>',
         _contents(sections),
         '<h2 id="captures">Captures</h2>',
         _table(ABOUT, files),
@@ -131,7 +131,7 @@ def report(payload: Mapping[str, Any], drawn: Mapping[str, str]) -> str:
         parts.append(f'<h2 id="figure-{name}">{escape(heading)}</h2>')
         if name in drawn:
             parts += [f"<p>{escape(text)}</p>" for text in EXPLANATIONS[name]]
-            data = b64encode(figures.themed(drawn[name]).encode()).decode()
+            data = b64encode(drawn[name]).decode()
             parts.append(f'<figure><img alt="{escape(heading)}" src="data:image/svg+xml;base64,{data}"></figure>')
         parts.append(rows)
     parts.append("</body></html>")
@@ -156,15 +156,3 @@ def _table(table: Table, files: Sequence[File]) -> str:
     body = "".join(line(row, "td") for row in rows)
     whole = f'<div class="scroll"><table><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table></div>'
     return whole if rows else ""
-
-
-def _provenance(payload: Mapping[str, Any]) -> str:
-    facts = payload["environment"]
-    commit = (
-        f", commit {facts['commit'][:12]}{' with changes' if facts.get('dirty') else ''}" if facts.get("commit") else ""
-    )
-    packages = facts.get("packages", {})
-    return (
-        f"ksieve {facts['ksieve']}{commit}; {facts['date']}; Python {facts['python']}, "
-        f"NumPy {packages.get('numpy', '?')}; ranked on {payload['settings']['device']}"
-    )

@@ -170,7 +170,7 @@ def write(payload: dict[str, Any], folder: Path, *, figures: Path | None = None)
     drawn = {}
     for name, (_, specify) in FIGURES.items() if drawing.can_draw() else ():
         figure = drawing.render(specify(payload["results"]))
-        drawn[name] = text = drawing.svg_of(figure)
-        written += drawing.save(figure, (figures or folder / "figures") / f"study-{name}", svg_text=text)
+        written += (files := drawing.save(figure, (figures or folder / "figures") / f"study-{name}"))
+        drawn[name] = files[-1].read_bytes()
     atomic.write_text(page, report(payload, drawn), folders=True)
     return [page, *written]

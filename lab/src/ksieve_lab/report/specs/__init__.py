@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ksieve_lab.report.figures import Figure, render, svg_of, themed
+from ksieve_lab.report.figures import Figure, render, svg_of
 from ksieve_lab.report.specs import engines, evidence, gpu, others, study
 from ksieve_lab.report.tables import Column, File, Section, Table, card, command, fenced, judge, machine
 from ksieve_lab.report.tables import render as tabulate
@@ -61,7 +61,7 @@ def benchmarks(files: Sequence[File], folder: Path) -> str:
         shown = next((file for file in its if figures_of(file.payload)), None)
         for file, spec in ((shown, spec) for spec in figures_of(shown.payload)) if shown else ():
             name = f"{file.stem}{spec.name}.svg"
-            (folder / name).write_text(themed(svg_of(render(spec))), encoding="utf-8")
+            (folder / name).write_text(svg_of(render(spec)), encoding="utf-8")
             parts.append(f"![{spec.heading}]({name})")
     for title, text in (
         ("Engines, operator by operator", each(files, engines.SECTIONS)),
