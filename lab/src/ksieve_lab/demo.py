@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,8 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.keys import widen
 from ksieve.core.stats import Stats
 from ksieve.planning.plan import Plan
+from ksieve.planning.tune.timing import Contender
+from ksieve_lab.bench.host_timing import measure_host
 
 MAX_BYTES = 512 << 20
 """Bound on the float32 score bytes of a demonstration; of a larger capture it reads the first rows."""
@@ -62,11 +63,10 @@ def synthetic_capture() -> Iterator[Path]:
         yield path
 
 
-def demonstrate(source: Any, k: int, *, progress: Callable[[int, int], None] | None = None) -> Demonstration:
+def demonstrate(source: Any, k: int) -> Demonstration:
     """Run the demonstration; of a capture larger than `MAX_BYTES`, the first rows are taken.
 
-    `progress` is called as ``progress(steps done, steps in all)``. Raises `ArgumentError` if the capture has no rows or
-    k is out of range.
+    Raises `ArgumentError` if the capture has no rows or k is out of range.
     """
     rows = min(int(source.rows), max(1, MAX_BYTES // max(4 * int(source.width), 1)))
     if rows == 0:
@@ -79,30 +79,17 @@ def demonstrate(source: Any, k: int, *, progress: Callable[[int, int], None] | N
     start = time.perf_counter()
     api.topk(stored[:1], lengths[:1], plan=plan)
     first_call_seconds = time.perf_counter() - start
-
-    runs: dict[str, Callable[[], Any]] = {"ksieve": lambda: api.topk(stored, lengths, plan=plan)}
-    runs |= _others(widen(stored), lengths, k)
-    steps = ROUNDS * len(runs) + len(runs)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
     answers: dict[str, Any] = {}
-    done = 0
-    for _ in range(ROUNDS):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            answers[name] = run()
-            seconds[name].append(time.perf_counter() - start)
-            done += 1
-            if progress is not None:
-                progress(done, steps)
-    verdicts = {}
-    for name, answer in answers.items():
-        verdicts[name] = verify(stored, lengths, answer)
-        done += 1
-        if progress is not None:
-            progress(done, steps)
+
+    def contender(name: str, run: Callable[[], Any]) -> Contender:
+        return Contender(name, lambda _: answers.update({name: run()}))
+
+    runs = {"ksieve": lambda: api.topk(stored, lengths, plan=plan)} | _others(widen(stored), lengths, k)
+    timings = measure_host([contender(*each) for each in runs.items()], 1, 0, rounds=ROUNDS)
+    verdicts = {name: verify(stored, lengths, answer) for name, answer in answers.items()}
     _, stats = api.topk(stored, lengths, plan=plan, return_stats=True)
     valid = np.clip(lengths.astype(np.int64), 0, source.width)
-    medians = {name: statistics.median(each) for name, each in seconds.items()}
+    medians = {timing.name: timing.median / 1e6 for timing in timings if timing.rounds}
     return Demonstration(plan, rows, valid, read_seconds, first_call_seconds, stats, medians, verdicts)
 
 

@@ -41,9 +41,9 @@ def demo(
     with (
         synthetic_capture() if given is None else nullcontext(given) as path,
         open_capture(path) as source,
-        terminal.progress("running", unit="steps", waiting="reading the capture, loading the kernels") as update,
+        terminal.status("reading the capture, loading the kernels, and timing"),
     ):
-        result = demonstrate(source, suggested_k(source, k), progress=update)
+        result = demonstrate(source, suggested_k(source, k))
         title = source.metadata.get("title")
         how = "computed from the stored factors" if source.kind == "factors" else "read"
     plan, own, verdict = result.plan, result.seconds["ksieve"], result.verdicts["ksieve"]
