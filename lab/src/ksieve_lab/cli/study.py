@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +13,6 @@ from ksieve.cli.options import choice, count, output
 from ksieve.core.text import plain
 from ksieve.files import split
 from ksieve.planning.devices import DEVICES
-from ksieve_lab.captures.format import Capture
 from ksieve_lab.cli import results
 from ksieve_lab.cli.captures import open_capture
 from ksieve_lab.cli.results import option
@@ -35,13 +32,6 @@ Rows = Annotated[int, count("--rows", "M", "Rows of each capture, at equal spaci
 RankDevice = Annotated[
     StudyDevice, choice("--device", StudyDevice, "Where rows are ranked; cuda needs PyTorch and a GPU.")
 ]
-
-
-@contextmanager
-def opened(paths: Sequence[Path]) -> Iterator[list[Capture]]:
-    """Open several captures."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(open_capture(path)) for path in paths]
 
 
 def study(
@@ -82,18 +72,18 @@ def study(
     planned = {str(path): path for path in run.targets(out, figures)}
     files.keep_apart(planned, {f"CAPTURE {path}": path for path in captures})
     asked: dict[str, Any] = {"rows": rows or None, "device": device.value, "plan_for": plan_for}
-    with opened(captures) as sources:
-        run.check(sources, k, **asked)
-        if figures is not None:
-            drawing.require_matplotlib()
-        with split.ranks() as (rank, world):
-            if rank:
-                run.study(sources, k, **asked, rank=rank, world=world)
-                return
-            if not drawing.can_draw():
-                terminal.note(NO_FIGURES)
-            with terminal.progress("ranking", waiting="opening the captures") as update:
-                payload = run.study(sources, k, **asked, progress=update, rank=rank, world=world)
+    sources = [open_capture(path) for path in captures]
+    run.check(sources, k, **asked)
+    if figures is not None:
+        drawing.require_matplotlib()
+    with split.ranks() as (rank, world):
+        if rank:
+            run.study(sources, k, **asked, rank=rank, world=world)
+            return
+        if not drawing.can_draw():
+            terminal.note(NO_FIGURES)
+        with terminal.progress("ranking", waiting="opening the captures") as update:
+            payload = run.study(sources, k, **asked, progress=update, rank=rank, world=world)
     assert payload is not None  # on the first rank
     written = run.write(payload, out, figures=figures)
     terminal.result(lambda: payload)
@@ -124,7 +114,8 @@ def calibrate(
 
     target = files.target("--out", out, "policy.json", (".json",))
     files.keep_apart({"--out": target}, {f"CAPTURE {path}": path for path in captures})
-    with opened(captures) as sources, terminal.progress("calibrating", waiting="opening the captures") as update:
+    sources = [open_capture(path) for path in captures]
+    with terminal.progress("calibrating", waiting="reading the captures") as update:
         policy, payload = calibration.calibrate(
             sources, k, cost=cost, rows=rows or None, device=device.value, progress=update
         )

@@ -11,7 +11,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -94,8 +93,7 @@ def load(source: str | os.PathLike[str]) -> Trace:
         takes = f"a JSON file, a recording, {', '.join(PAPER_REQUESTS)}"
         raise FileFormatError(f"{text}: no such trace ({fault}): takes {takes}")
     if path.suffix == ".safetensors":
-        with Capture(path) as capture:
-            return _of_recording(path, capture)
+        return _of_recording(path, Capture(path))
     try:
         facts = parse_json(read_utf8(path))
     except ValueError as error:
@@ -175,15 +173,14 @@ def run(
         raise ArgumentError("trace", f"{trace.name}, without a call", "a trace with at least one call")
     machine = machine_of(backend)
     results = []
-    with ExitStack() as stack:
-        make = _source(scores, machine, slots, seed, trace, stack)
-        for number, call in enumerate(trace.calls):
-            if progress is not None:
-                progress(number, len(trace.calls))
-            matrix, lengths, valid = make(number, call)
-            timed = machine.time(matrix, lengths, slots, {OURS: (None, policy)}, rounds, peers)
-            results.append(_facts(call, valid, timed))
-            del matrix
+    make = _source(scores, machine, slots, seed, trace)
+    for number, call in enumerate(trace.calls):
+        if progress is not None:
+            progress(number, len(trace.calls))
+        matrix, lengths, valid = make(number, call)
+        timed = machine.time(matrix, lengths, slots, {OURS: (None, policy)}, rounds, peers)
+        results.append(_facts(call, valid, timed))
+        del matrix
     if progress is not None:
         progress(len(trace.calls), len(trace.calls))
     name = os.fspath(scores) if unreadable(Path(scores)) else Path(scores).name
@@ -212,12 +209,10 @@ Make = Callable[[int, Invocation], tuple[Any, Any, int]]
 """Scores and lengths of a call where the machine wants them, and how many scores are valid."""
 
 
-def _source(
-    scores: str | os.PathLike[str], machine: Machine, k: int, seed: int, trace: Trace, stack: ExitStack
-) -> Make:
+def _source(scores: str | os.PathLike[str], machine: Machine, k: int, seed: int, trace: Trace) -> Make:
     text = os.fspath(scores)
     if not unreadable(Path(text)):
-        capture = stack.enter_context(Capture(text))
+        capture = Capture(text)
         own = CALLS_KEY in capture.metadata and _of_recording(Path(text), capture).calls == trace.calls
         return _recorded(machine, trace, capture) if own else _joined(machine, capture)
 
