@@ -149,14 +149,15 @@ def test_the_command_prints_the_share_and_the_papers(on_the_host, monkeypatch, t
     payload = run_small()
     payload["results"]["requests"][0]["request"] = "245K"
     monkeypatch.setattr(catalog, "BENCHES", [replace(SMALL, measure=lambda settings, live: payload)])
-    done = CliRunner().invoke(app, ["bench", "chain", "--shapes", "1000:2", "--out", str(tmp_path)])
+    words = ["bench", "chain", "--shapes", "1000:2"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "gpu-chain.json").exists()
     shown = done.output + done.stderr
-    for words in ("16.7%", "HPC-Ops, paper on an H20 with DeepGEMM", "18.15"):
-        assert words in shown, words
+    for text in ("16.7%", "HPC-Ops, paper on an H20 with DeepGEMM", "18.15"):
+        assert text in shown, text
     payload["results"]["requests"][0]["selectors"]["ksieve"]["exact"] = False
-    assert CliRunner().invoke(app, ["bench", "chain", "--shapes", "1000:2"]).exit_code == 1
+    assert CliRunner().invoke(app, words).exit_code == 1
 
 
 @pytest.mark.extended
