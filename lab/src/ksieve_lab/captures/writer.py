@@ -81,7 +81,6 @@ class CaptureWriter:
         except BaseException:
             self._draft.discard()
             raise
-        self._open = True
 
     def write(self, scores: Any, lengths: Any = None) -> None:
         """Append rows.
@@ -98,7 +97,7 @@ class CaptureWriter:
         ArgumentError
             Wrong dtype or shape, more rows than announced, or a closed writer.
         """
-        if not self._open:
+        if self._draft.file.closed:
             raise ArgumentError("writer", "a closed writer", "one that is still open")
         info = problem.inspect(scores, "scores")
         dtype = problem.check_scores(info)
@@ -132,21 +131,18 @@ class CaptureWriter:
         FileFormatError
             If fewer rows were written than announced; no file is left.
         """
-        if not self._open:
+        if self._draft.file.closed:
             return
         if self.written != self.rows:
             self.discard()
             raise FileFormatError(
                 f"{self._draft.path}: {self.written} of {self.rows} announced rows were written; nothing is kept"
             )
-        self._open = False
         self._draft.publish()
 
     def discard(self) -> None:
         """Remove the unfinished file and leave an existing target as it is."""
-        if self._open:
-            self._open = False
-            self._draft.discard()
+        self._draft.discard()
 
     def __enter__(self) -> Self:
         return self

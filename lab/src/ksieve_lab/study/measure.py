@@ -7,7 +7,7 @@ distributions are gathered in histograms (`tally`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -138,7 +138,7 @@ class CaptureStudy:
     def _tail_results(self) -> dict[str, Any]:
         found: dict[str, Any] = {"gaps": GAPS, "rows": len(self.tail), "tied": self.tied}
         predicted = {
-            "mean": theory.tail_mean(self.k, GAPS) / self.k,
+            "mean": 1 + np.array(GAPS) / self.k,  # the paper's local approximation, C(eps) = K + eps
             **{name: theory.tail_quantile(self.k, GAPS, p) / self.k for name, p in _QUANTILES},
         }
         if self.tail:
@@ -242,23 +242,19 @@ def _tail(row: RankedRow, found: CaptureStudy) -> bool:
 def _views(row: RankedRow, found: CaptureStudy) -> None:
     """Observation 2: where every phase's boundary falls in the complete row."""
     k = found.k
-    for stride in STRIDES:
-        view = regular_view(stride)
-        wanted = [math.ceil(request * k / stride) for request in REQUESTS]
-        ranks = realised_ranks(row, view, wanted)
-        sizes = statistics_sizes(row.length, view)
-        for i, (request, q) in enumerate(zip(REQUESTS, wanted, strict=True)):
+
+    def count(view: SamplingPolicy, tallies: Mapping[float, RankTally]) -> None:
+        wanted = [math.ceil(request * k / view.stride) for request in tallies]
+        ranks, sizes = realised_ranks(row, view, wanted), statistics_sizes(row.length, view)
+        for i, (request, tally) in enumerate(tallies.items()):
+            q = wanted[i]
             expected = theory.exchangeable_square_error(q, row.length, np.maximum(sizes, q), request * k)
-            found.ranks[stride, request].add(ranks[:, i], expected)
-    for stride in (64, 128):
-        q = math.ceil(CENTRE * k / stride)
-        for group in GROUPS:
-            view = SamplingPolicy("", stride, group=group, boundary="exact", min_rank=1)
-            expected = theory.exchangeable_square_error(
-                q, row.length, np.maximum(statistics_sizes(row.length, view), q), CENTRE * k
-            )
-            ranks = realised_ranks(row, view, [q])[:, 0]
-            found.groups[stride, group].add(ranks, expected)
+            tally.add(ranks[:, i], expected)
+
+    for stride in STRIDES:
+        count(regular_view(stride), {request: found.ranks[stride, request] for request in REQUESTS})
+    for (stride, group), tally in found.groups.items():
+        count(SamplingPolicy("", stride, group=group, boundary="exact", min_rank=1), {CENTRE: tally})
 
 
 def _regions(row: RankedRow, found: CaptureStudy) -> None:

@@ -15,23 +15,16 @@ from numpy.typing import NDArray
 F64 = NDArray[np.float64]
 
 
-def exchangeable_mean(q: Any, length: Any, samples: Any) -> Any:
-    """Mean complete-row rank of the q-th largest of a uniform sample: ``q (L + 1) / (n + 1)``; arguments broadcast."""
-    q, length, samples = (np.asarray(v, dtype=np.float64) for v in (q, length, samples))
-    return q * (length + 1) / (samples + 1)
+def exchangeable_square_error(q: Any, length: Any, samples: Any, requested: Any) -> Any:
+    """Mean square of the complete-row rank of the q-th largest of a uniform sample, minus the rank requested.
 
-
-def exchangeable_variance(q: Any, length: Any, samples: Any) -> Any:
-    """Variance of that rank: ``q (n - q + 1) (L + 1) (L - n) / ((n + 1)^2 (n + 2))``; arguments as for the mean."""
+    That rank has the mean ``q (L + 1) / (n + 1)`` and the variance
+    ``q (n - q + 1) (L + 1) (L - n) / ((n + 1)^2 (n + 2))``. Arguments broadcast.
+    """
     q, length, samples = (np.asarray(v, dtype=np.float64) for v in (q, length, samples))
     spread = q * (samples - q + 1) * (length + 1) * (length - samples)
-    return spread / ((samples + 1) ** 2 * (samples + 2))
-
-
-def exchangeable_square_error(q: Any, length: Any, samples: Any, requested: Any) -> Any:
-    """Mean square of rank minus request: the variance, and the square of the bias of rounding q up."""
-    bias = exchangeable_mean(q, length, samples) - np.asarray(requested, dtype=np.float64)
-    return exchangeable_variance(q, length, samples) + bias**2
+    bias = q * (length + 1) / (samples + 1) - requested
+    return spread / ((samples + 1) ** 2 * (samples + 2)) + bias**2
 
 
 def underfill_probability(k: int, q: int, length: int, samples: int) -> float:
@@ -52,11 +45,6 @@ def underfill_probability(k: int, q: int, length: int, samples: int) -> float:
         math.exp(log_choose(better, x) + log_choose(length - better, samples - x) - total)
         for x in range(least, most + 1)
     )
-
-
-def tail_mean(k: int, gaps: Any) -> Any:
-    """The paper's local approximation of the retained tail: ``C(eps) = K + eps``."""
-    return k + np.asarray(gaps, dtype=np.float64)
 
 
 def tail_quantile(k: int, gaps: Any, probability: float) -> F64:
