@@ -1,6 +1,5 @@
 """`ksieve import`: every source type, stacks, lengths, streaming, errors that name the file, and misleading files."""
 
-import json
 import pickle
 import sys
 import tracemalloc
@@ -142,22 +141,6 @@ def test_npy_dtypes(tmp_path, array, dtype):
         assert capture.dtype == dtype
         expected = array.view(np.uint16) if dtype == "bfloat16" else array
         assert (capture.rows_block(0, 7) == expected).all()
-
-
-def test_safetensors_dtypes(tmp_path):
-    bits = narrow(STACK[0, 0], "bfloat16")
-    header = {"x": {"dtype": "BF16", "shape": [5, 8], "data_offsets": [0, 80]}}
-    for dtype, size in (("BF16", 80), ("F8_E4M3", 40), ("F8_E5M2", 40), ("U16", 80), ("I8", 40)):
-        header["x"] |= {"dtype": dtype, "data_offsets": [0, size]}
-        text = json.dumps(header).encode()
-        path = tmp_path / "x.safetensors"
-        path.write_bytes(len(text).to_bytes(8, "little") + text + bits.tobytes()[:size])
-        if dtype == "BF16":
-            import_scores(path, tmp_path / "out.safetensors")
-            assert np.array_equal(read(tmp_path / "out.safetensors")[0], bits)
-        else:
-            with pytest.raises(FileFormatError, match="dtype"):
-                import_scores(path, tmp_path / "out.safetensors")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -71,15 +71,6 @@ def test_streaming_writes_the_same_file(tmp_path, pieces):
     assert (tmp_path / "parts.safetensors").read_bytes() == whole.read_bytes()
 
 
-def test_rows_without_lengths_are_valid_throughout(tmp_path):
-    path = write(tmp_path / "a.safetensors", matrix(3, 9))
-    safetensors.numpy.save_file({"scores": matrix(3, 9)}, tmp_path / "bare.safetensors")
-    for file in (path, tmp_path / "bare.safetensors"):
-        with Capture(file) as capture:
-            assert capture.lengths.tolist() == [9, 9, 9]
-            assert same_bits(capture.rows_block(0, 3), matrix(3, 9))
-
-
 @pytest.mark.parametrize("max_bytes", [1, 5 * 4, 2 * 5 * 4 + 3, 1 << 20])
 def test_blocks_cover_all_rows_in_order_within_the_bound(tmp_path, max_bytes):
     scores, lengths = matrix(7, 5), np.arange(7, dtype=np.int32)
