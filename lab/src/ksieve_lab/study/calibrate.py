@@ -37,7 +37,7 @@ from ksieve_lab.study.predict import (
     shapes,
     try_row,
 )
-from ksieve_lab.study.ranked import check_device, ranked_rows
+from ksieve_lab.study.ranked import check_device, ranked_rows, require_cuda
 from ksieve_lab.study.rows import ROWS, eligible_rows, read_blocks
 from ksieve_lab.study.run import suggested_k
 from ksieve_lab.study.views import statistics_sizes
@@ -85,6 +85,8 @@ def calibrate(
     if not any(statistics_sizes(shortest, view).min() >= sample_ranks(view, slots)[0] for view in shapes()):
         got = f"{slots} for a row of {shortest:,} scores"
         raise ArgumentError("k", got, "a smaller k or longer rows: every view samples too few of these")
+    if device == "cuda":
+        require_cuda()
     total = sum(calibrated.size + held.size for calibrated, held, _ in parts)
     done = 0
 

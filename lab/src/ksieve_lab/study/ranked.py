@@ -134,11 +134,9 @@ def _rank_on_cuda(matrix: F32, lengths: I64, keep: int) -> Iterator[RankedRow]:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that rows cannot be ranked on, or not here."""
+    """Refuse a device that rows cannot be ranked on, before anything is read; `require_cuda` says if it is here."""
     if device not in ("cpu", "cuda"):
         raise ArgumentError("device", repr(device), "'cpu' or 'cuda'")
-    if device == "cuda":
-        require_cuda()
 
 
 def require_cuda() -> Any:

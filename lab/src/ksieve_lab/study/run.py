@@ -14,7 +14,7 @@ from ksieve.planning.devices import resolve_device
 from ksieve_lab.bench import record
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.study.measure import pooled_ranks, study_capture
-from ksieve_lab.study.ranked import I64, check_device
+from ksieve_lab.study.ranked import I64, check_device, require_cuda
 from ksieve_lab.study.rows import ROWS, eligible_rows
 from ksieve_lab.study.verdict import least_length, overall
 
@@ -48,7 +48,10 @@ def check(
         if longest < (least := least_length(slots)):
             got = f"{slots} for {capture.path.name}, whose longest row has {longest:,} scores"
             raise ArgumentError("k", got, f"rows of at least {least:,} scores: no sampling policy reads shorter ones")
-    return slots, chosen, resolve_device(plan_for or device, "plan_for")
+    target = resolve_device(plan_for or device, "plan_for")
+    if device == "cuda":
+        require_cuda()
+    return slots, chosen, target
 
 
 def study(
