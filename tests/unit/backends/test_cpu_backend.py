@@ -77,7 +77,7 @@ def test_table(case):
 
 @st.composite
 def problems(draw):
-    rows, width = draw(st.integers(0, 4)), draw(st.integers(1, 3000))
+    rows, width = draw(st.integers(0, 4)), draw(st.integers(1, 3000) | st.sampled_from((4095, 4096, 4097)))
     k = draw(st.integers(1, min(width + 3, 600)))
     family, dtype = draw(st.sampled_from(sorted(FAMILIES))), draw(st.sampled_from(DTYPES))
     dense = scores_of(family, rows, width, k, dtype, draw(st.integers(0, 1 << 20)))
@@ -110,65 +110,7 @@ def test_property(problem):
     check(*problem)
 
 
-# ---- every route and every inner path, forced ------------------------------------------------------------
-
-
-def row_with(width, sampled_value, other_value, policy, seed=0):
-    """One row (row 0): a normal row shifted by one value where the view looks and by another elsewhere."""
-    x = np.random.default_rng(seed).standard_normal((1, width), dtype=np.float32) * np.float32(0.01)
-    shift = np.full(width, other_value, np.float32)
-    shift[policy.view(0, width)] = sampled_value
-    return x + shift
-
-
-UNDERFILL = SamplingPolicy("underfill", 4, margin=0.5, min_rank=1)
-BAND = dataclasses.replace(UNDERFILL, rescue_margin=3.0)
-
-
-@pytest.mark.parametrize("boundary", ["coarse", "exact"])
-@pytest.mark.parametrize(
-    ("policy", "sampled", "route", "scans"),
-    [
-        (SamplingPolicy("plenty", 4, margin=3.0), 0.0, Route.CERTIFIED, 1),
-        (BAND, 0.0, Route.RESCUED, 2),
-        (UNDERFILL, 0.0, Route.RECOVERED, 2),
-        (dataclasses.replace(BAND, rescue_margin=0.7), 0.0, Route.RECOVERED_AFTER_BAND, 3),
-        (SamplingPolicy("no view", 64, min_rank=5000), 0.0, Route.DIRECT, 1),
-        (None, 0.0, Route.DIRECT, 1),
-    ],
-)
-def test_every_route(policy, boundary, sampled, route, scans):
-    x = np.random.default_rng(3).standard_normal((2, 20_000), dtype=np.float32)
-    policy = policy and dataclasses.replace(policy, boundary=boundary)
-    stats = check(x, None, 500, policy)
-    assert set(stats.route) == {route}
-    assert set(stats.scans) == {scans}
-    assert set(check(x, np.array([500, -3], np.int32), 500, policy).route) == {Route.SHORT}
-
-
-@pytest.mark.parametrize("jitter", [False, True])
-@pytest.mark.parametrize("boundary", ["coarse", "exact"])
-def test_alias_that_hides_the_best_scores_overflows_and_one_that_shows_them_underfills(boundary, jitter):
-    policy = dataclasses.replace(PAPER_128, boundary=boundary, jitter=jitter)
-    low = row_with(150_000, -10.0, 0.0, policy)
-    stats = check(low, None, 2048, policy)
-    assert stats.route[0] == Route.CERTIFIED
-    assert stats.admitted0[0] > 100_000
-    high = row_with(150_000, 10.0, 0.0, policy)
-    assert check(high, None, 2048, policy).route[0] == Route.RECOVERED_AFTER_BAND
-
-
-@pytest.mark.parametrize("k", [1, 100, 2048])
-@pytest.mark.parametrize("policy", [PAPER_128, dataclasses.replace(PAPER_128, boundary="exact"), None])
-def test_plateau_at_the_boundary(policy, k):
-    """More ties than any storage holds: solved in one scan where the boundary is exact."""
-    x = np.zeros((1, 200_000), np.float32)
-    x[0, :: 200_000 // max(k // 2, 1)] = 1.0
-    x[0, 1::7] = -0.0
-    stats = check(x, None, k, policy)
-    if policy is not None and policy.boundary == "exact" and k > 2:
-        assert stats.scans[0] == 1
-        assert stats.frontier0[0] > 100_000
+# ---- rows that no family of the table has -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -185,32 +127,6 @@ def test_row_made_against_a_known_guess_too(policy, order):
         check(x, None, k, policy)
 
 
-def test_frontier_that_overflows_in_every_digit():
-    """Keys that differ in their last digit alone: CUDA would scan three times more, here storage keeps the best."""
-    bits = np.uint32(0x3F800000) + np.random.default_rng(0).integers(0, 1 << 9, (1, 100_000)).astype(np.uint32)
-    assert check(bits.view(np.float32), None, 2048, PAPER_64).scans[0] == 1
-
-
-@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FC00001, 0xFFFFFFFF, 0x00000001, 0x80000001, 0x80000000])
-@pytest.mark.parametrize("policy", [None, PAPER_64, dataclasses.replace(PAPER_64, boundary="exact")])
-def test_one_bit_pattern_fills_most_of_the_row(bits, policy):
-    rng = np.random.default_rng(2)
-    x = rng.integers(0, 1 << 32, (1, 70_001), dtype=np.uint32)
-    x[rng.random(x.shape) < 0.9] = bits
-    check(x.view(np.float32), None, 700, policy)
-
-
-@pytest.mark.parametrize("numbers", [0, 1000, 2047, 2048])
-@pytest.mark.parametrize("policy", [None, PAPER_64, dataclasses.replace(PAPER_64, boundary="exact")])
-def test_nan_of_every_sign_and_payload_at_rank_k(numbers, policy):
-    """All NaNs are one value to the contract, whatever their bits."""
-    rng = np.random.default_rng(3)
-    bits = rng.integers(1, 1 << 23, 80_000, dtype=np.uint32) | np.uint32(0x7F800000)
-    bits |= rng.integers(0, 2, bits.size, dtype=np.uint32) << np.uint32(31)
-    bits[rng.permutation(bits.size)[:numbers]] = np.float32(-np.inf).view(np.uint32)
-    check(bits[None].view(np.float32), None, 2048, policy)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("capacity", [1, 300, 5000, 1 << 40])
 def test_rows_of_nan_but_for_a_few_numbers(share, capacity):
@@ -219,6 +135,7 @@ def test_rows_of_nan_but_for_a_few_numbers(share, capacity):
     numbers = int(share * k)
     rng = np.random.default_rng(12)
     bits = rng.integers(1, 1 << 23, (6, width), dtype=np.uint32) | np.uint32(0x7F800000)
+    bits |= rng.integers(0, 2, bits.shape, dtype=np.uint32) << np.uint32(31)
     for r, row in enumerate(bits):
         drawn = rng.standard_normal(numbers, dtype=np.float32)
         row[rng.permutation(width)[:numbers]] = (np.float32(-np.inf) if r % 2 else drawn).view(np.uint32)
@@ -238,55 +155,11 @@ def test_rows_of_nan_but_for_a_few_numbers(share, capacity):
         assert (stats.scans[nan] == 1).all()
 
 
-def test_stride_of_one_samples_more_than_storage_holds():
-    x = np.random.default_rng(6).standard_normal((2, 40_000), dtype=np.float32)
-    whole = SamplingPolicy("whole", 1, margin=1.5, rescue_margin=2.0)
-    stats = check(x, None, 300, whole)
-    assert set(stats.sampled) == {40_000}
-    assert set(stats.admitted0) != {-1}
-
-
-@pytest.mark.parametrize("jitter", [False, True])
-@pytest.mark.parametrize("boundary", ["coarse", "exact"])
-@pytest.mark.parametrize("width", [40_000, 40_003, 40_005])
-def test_scores_that_stand_for_their_best_one(width, boundary, jitter):
-    """The last ones of a row may be fewer; the view's usability counts peaks, its cost counts scores."""
-    x = scores_of("some_nan", 5, width, 512)
-    policy = SamplingPolicy("peaks", 8, rescue_margin=2.0, group=8, peaks=True, boundary=boundary, jitter=jitter)
-    stats = check(x, None, 512, policy)
-    assert (stats.sampled >= width // 8 - 32).all()
-    unusable = dataclasses.replace(policy, min_rank=width // 32 + 2)
-    assert set(check(x, None, 512, unusable).route) == {Route.DIRECT}
-
-
-def test_exact_boundary_that_the_view_saw_once_or_more_often():
-    """Only a boundary seen twice has its ties counted apart; the second may lie just past the largest sample rank."""
-    x = np.random.default_rng(11).integers(0, 6000, (60, 70_000)).astype(np.float32)
-    policy = SamplingPolicy("exact", 16, boundary="exact")
-    stats = check(x, None, 100, policy)
-    together = stats.frontier0 == stats.admitted0
-    assert 5 < together.sum() < 55
-    check(x, None, 100, dataclasses.replace(policy, rescue_margin=2.5))
-
-
 def test_group_wider_than_a_batch():
     x = scores_of("normal", 3, 70_001, 100)
     for peaks in (False, True):
         for jitter in (False, True):
             check(x, None, 100, SamplingPolicy("wide groups", 2, group=2048, peaks=peaks, min_rank=3, jitter=jitter))
-
-
-@pytest.mark.parametrize(
-    "policy", [LINES_64, QUADS_16, dataclasses.replace(PAPER_64, jitter=True)], ids=lambda p: p.name
-)
-def test_jittered_views_end_anywhere(policy):
-    """The last period takes its group, a part of it or nothing: `sampled`, and what is ranked, follow."""
-    period = policy.stride * policy.group
-    lengths = 30 * period + np.linspace(0, period, 80).astype(np.int32)
-    x = scores_of("normal", lengths.size, int(lengths.max()), 100)
-    stats = check(x, lengths.astype(np.int32), 100, policy)
-    assert (stats.sampled == [policy.view(r, int(n)).size for r, n in enumerate(lengths)]).all()
-    assert len(set(stats.sampled)) >= 2
 
 
 def test_periodic_rows_are_ordinary_to_a_jittered_view():
