@@ -7,40 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import CASES, FAMILIES, WIDE_CASES, build, clamp, first_k, lengths_of, scores_of
+from cases import DTYPES, FAMILIES, clamp, first_k, scores_of
 from ksieve import ArgumentError, KsieveError, VerificationError, verify
 from ksieve.checking.verdict import Reason
+from ksieve.core.keys import widen
 from ksieve_lab.oracle import exact_rows
 from verdicts import Source, on_torch, same
-
-
-@pytest.mark.parametrize("case", CASES + WIDE_CASES, ids=str)
-def test_sorted_answers_are_exact_and_one_swap_is_not(case):
-    inputs = build(case)
-    scores, lengths, k = inputs.scores, inputs.lengths, case.k
-    answer = first_k(scores, lengths, k)
-    verdict = verify(scores, lengths, answer.astype(np.int32), k=k)
-    assert verdict and verdict.ok and verdict.failed == 0 and verdict.rows == case.rows
-    same(verdict, on_torch(scores, lengths, answer))
-    # Replace the best selected position by one that is not selected: exact only if the scores are equal.
-    valid = clamp(lengths, case.rows, case.width)
-    for r in range(case.rows):
-        left = np.setdiff1d(np.arange(valid[r]), answer[r])
-        if left.size:
-            answer[r, 0] = left[-1]
-    expected = exact_rows(scores, k, {"lengths": lengths}, {"indices": answer})
-    verdict = verify(scores, lengths, answer)
-    np.testing.assert_array_equal(verdict.reasons == 0, expected)
-    assert set(np.unique(verdict.reasons)) <= {0, Reason.NOT_LARGEST}
-    same(verdict, on_torch(scores, lengths, answer, block_bytes=4096))
 
 
 @st.composite
 def answers(draw):
     """A small problem with an exact answer in random order, then up to three arbitrary slot changes."""
     rows, width, k = draw(st.integers(1, 5)), draw(st.integers(1, 60)), draw(st.integers(1, 20))
-    seed = draw(st.integers(0, 1 << 16))
-    scores = scores_of(draw(st.sampled_from(sorted(FAMILIES))), rows, width, k, seed=seed)
+    seed, dtype = draw(st.integers(0, 1 << 16)), draw(st.sampled_from(DTYPES))
+    scores = scores_of(draw(st.sampled_from(sorted(FAMILIES))), rows, width, k, dtype, seed)
     lengths = np.array(draw(st.lists(st.integers(-2, width + 2), min_size=rows, max_size=rows)))
     answer = first_k(scores, lengths, k)
     for r, needed in enumerate(np.minimum(clamp(lengths, rows, width), k)):
@@ -59,7 +39,7 @@ def test_agrees_with_the_sorting_oracle(problem, block_bytes):
     np.testing.assert_array_equal(verdict.reasons == 0, expected)
     assert verdict.ok == (verdict.failed == 0) == bool(verdict)
     valid = np.arange(scores.shape[1]) < clamp(lengths, *scores.shape)[:, None]
-    assert verdict.nan_scores == int((np.isnan(scores) & valid).sum())
+    assert verdict.nan_scores == int((np.isnan(widen(scores)) & valid).sum())
     same(verdict, on_torch(scores, lengths, answer, block_bytes))
 
 
@@ -74,19 +54,12 @@ def base():
     ("row", "slots", "reason", "text"),
     [
         (0, {2: 100}, Reason.OUT_OF_RANGE, "row 0 (length 100), out of range: slot 2 holds 100, outside [0, 100)"),
-        (3, {0: 50}, Reason.OUT_OF_RANGE, "row 3 (length 50), out of range: slot 0 holds 50, outside [0, 50)"),
-        (2, {0: 0}, Reason.OUT_OF_RANGE, "row 2 (length 0), out of range: slot 0 holds 0, outside [0, 0)"),
         (0, {4: -2}, Reason.OUT_OF_RANGE, "row 0 (length 100), out of range: slot 4 holds -2, outside [0, 100)"),
         (0, {4: 1}, Reason.DUPLICATE, "row 0 (length 100), duplicate: position 1 stands in slots 1 and 4"),
         (
             0, {3: -1}, Reason.MISSING,
             "row 0 (length 100), missing: slot 3 holds the sentinel -1 with valid positions left, the best of them "
             "3 with score 96.0",
-        ),
-        (
-            1, {2: -1}, Reason.MISSING,
-            "row 1 (length 3), missing: slot 2 holds the sentinel -1 with valid positions left, the best of them "
-            "2 with score 97.0",
         ),
         (
             1, {0: -1, 3: 0}, Reason.MISPLACED,
@@ -146,30 +119,6 @@ def test_ties_and_nan_are_counted():
     assert "score nan, but position 1 with score 5.0 is not selected" in str(verdict)
 
 
-@pytest.mark.parametrize("sentinel", [-2, 2**31 - 1, 100])
-def test_another_sentinel(sentinel):
-    scores, lengths, answer = base()
-    theirs = np.where(answer == -1, sentinel, answer)
-    assert verify(scores, lengths, theirs, sentinel=sentinel)
-    assert not verify(scores, lengths, answer, sentinel=sentinel)
-    assert not verify(scores, lengths, theirs)
-
-
-@pytest.mark.parametrize("block_bytes", [1, 4 * 257 * 3, 1 << 26])
-def test_sources_are_streamed(block_bytes):
-    scores = scores_of("few_values", 20, 257, 16)
-    lengths = lengths_of("ragged", 20, 257, 16)
-    answer = first_k(scores, lengths, 16)
-    answer[17, 0] = answer[17, 1]
-    done = []
-    source = Source(scores, lengths)
-    verdict = verify(source, None, answer, block_bytes=block_bytes, progress=done.append)
-    same(verdict, verify(scores, lengths, answer))
-    assert source.largest == min(20, max(1, block_bytes // (4 * 257)))
-    assert done == sorted(done) and done[-1] == 20
-    same(verify(source, np.full(20, 257), answer), verify(scores, None, answer))
-
-
 def test_a_source_that_hands_out_other_rows_is_refused():
     source = Source(np.zeros((20, 50), dtype=np.float32))
     source.rows_block = lambda begin, end: np.zeros((end - begin - 1, 50), dtype=np.float32)
@@ -193,40 +142,6 @@ def test_arrays_of_other_libraries_on_the_host():
 
     scores, lengths, answer = base()
     same(verify(Foreign(scores), Foreign(lengths), Foreign(answer)), verify(scores, lengths, answer))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"indices": np.zeros((4, 5), np.uint32)},
-            "indices: got dtype uint32; takes dtype int32 or int64: indices.astype(np.int64)",
-        ),
-        ({"indices": np.zeros((4, 5), np.float32)}, "indices: got dtype float32; takes dtype int32 or int64"),
-        (
-            {"indices": np.zeros((3, 5), np.int32)},
-            "indices: got shape (3, 5); takes shape (4, k), one row for each row of scores",
-        ),
-        (
-            {"indices": np.zeros(20, np.int32)},
-            "indices: got shape (20,); takes shape (4, k), one row for each row of scores",
-        ),
-        ({"indices": np.zeros((4, 0), np.int32), "k": 5}, "k: got 5; takes 0, the width of indices"),
-        ({"k": 6}, "k: got 6; takes 5, the width of indices"),
-        ({"lengths": np.zeros(4)}, "lengths: got dtype float64; takes an integer dtype"),
-        ({"lengths": np.zeros(5, np.int32)}, "lengths: got shape (5,); takes shape (4,)"),
-        ({"lengths": 7}, "lengths: got int; takes a NumPy, PyTorch, CuPy or JAX array"),
-        ({"sentinel": 50}, "sentinel: got 50; takes an int that is no position, outside [0, 100)"),
-        ({"sentinel": None}, "sentinel: got None; takes an int of 64 bits, such as -1"),
-        ({"block_bytes": 0}, "block_bytes: got 0; takes an int of at least 1"),
-    ],
-)
-def test_bad_arguments(change, message):
-    scores, lengths, answer = base()
-    arguments = {"scores": scores, "lengths": lengths, "indices": answer, **change}
-    with pytest.raises(ArgumentError) as error:
-        verify(arguments.pop("scores"), arguments.pop("lengths"), arguments.pop("indices"), **arguments)
-    assert str(error.value) == message
 
 
 @pytest.mark.parametrize("shape", [(0, 7), (3, 0), (0, 0)])

@@ -317,6 +317,16 @@ def test_the_lengths_of_a_source():
         ({"num_rows": 2.0}, "num_rows: got 2.0; takes an int, or an array of one integer"),
         ({"num_rows": True}, "num_rows: got True; takes an int, or an array of one integer"),
         ({"tie_break": "lowest"}, "tie_break: got 'lowest'; takes one of 'any', 'low', 'high'"),
+        (
+            {"indices": np.zeros((4, 2), np.uint32)},
+            "indices: got dtype uint32; takes dtype int32 or int64: indices.astype(np.int64)",
+        ),
+        ({"k": 6}, "k: got 6; takes 2, the width of indices"),
+        ({"lengths": np.zeros(4)}, "lengths: got dtype float64; takes an integer dtype"),
+        ({"lengths": 7}, "lengths: got int; takes a NumPy, PyTorch, CuPy or JAX array"),
+        ({"sentinel": 5}, "sentinel: got 5; takes an int that is no position, outside [0, 10)"),
+        ({"sentinel": None}, "sentinel: got None; takes an int of 64 bits, such as -1"),
+        ({"block_bytes": 0}, "block_bytes: got 0; takes an int of at least 1"),
     ],
 )  # fmt: skip
 def test_bad_options(change, message):
