@@ -40,23 +40,10 @@ def test_continuous_integration_has_the_compiler_of_the_list(cubins):
 CLUSTER_FORCED = (("KSIEVE_STATS", 0), ("KSIEVE_TIES", 1))
 
 
-NOT_RUN = tuple(
-    f"KSIEVE_{name}"
-    for name in ("BLOCK_SIZE", "SOURCE_", "FORCE_", "COUNTS", "EXPAND", "TAIL", "POSITIONS", "ROW_K", "LEADING")
-)
-"""Defines of kernels that no GPU has run: the list holds machine code to what has, and their problems wait for it."""
-
-
 def waiting(cubins):
     """Problems that ``make cubins UPDATE=1 ADD=tests/data/not_run.json`` takes into the list."""
     path = cubins.LIST.with_name("not_run.json")
     return json.loads(path.read_text()) if path.exists() else []
-
-
-def test_only_kernels_that_no_gpu_has_run_wait(cubins):
-    for record in waiting(cubins):
-        spec, _ = cubins.kernel_of(record)
-        assert any(name.startswith(NOT_RUN) for name, _ in spec.defines), record
 
 
 def test_the_list_reaches_what_the_compilation_tests_reach(cubins):
