@@ -62,11 +62,9 @@ test-emulated: $(VENV)/.with-test $(VENV)/.with-cuda $(VENV)/.with-torch  ## run
 	KSIEVE_GPU_EMULATED=1 KSIEVE_EMULATED_DEVICE=$(DEVICE) PYTHONPATH=src:lab/src:.:tests:tests/support \
 	  $(BIN)/python -m pytest -m gpu tests/gpu $(PART)
 
-# Kernels whose line in tests/data/cubins.json contains ONLY; UPDATE=1 rewrites that list and tests/data/resources.json,
-# with the problems of a file ADD; WHOLE=1 compiles also what the lists say of kernels with the same source, headers and
-# defines.
+# Kernels whose line in tests/data/cubins.json contains ONLY; UPDATE=1 rewrites that list and tests/data/resources.json;
+# WHOLE=1 compiles also what the lists say of kernels with the same source, headers and defines.
 ONLY   ?=
-ADD    ?=
 UPDATE ?=
 WHOLE  ?=
 # CUDA=12 compiles with the NVRTC of the extra cuda12 and lists spills; SAMPLE=1: one kernel of each source, dtype and GPU.
@@ -77,8 +75,7 @@ cubins: $(VENV)-cuda12/.installed
 	@$(VENV)-cuda12/bin/python scripts/cubins.py --spills --only "$(ONLY)" $(if $(SAMPLE),--sample) $(if $(UPDATE),--update)
 else
 cubins: $(VENV)/.with-dev $(VENV)/.with-cuda  ## compile changed kernels without a GPU, compare with tests/data/cubins.json
-	@$(BIN)/python scripts/cubins.py --only "$(ONLY)" $(if $(UPDATE),--update) $(if $(WHOLE),--whole) \
-	  $(if $(ADD),--add $(ADD))
+	@$(BIN)/python scripts/cubins.py --only "$(ONLY)" $(if $(UPDATE),--update) $(if $(WHOLE),--whole)
 	@$(if $(UPDATE),$(BIN)/python scripts/resources.py $(if $(WHOLE),--whole))
 endif
 

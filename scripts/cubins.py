@@ -9,9 +9,8 @@ three hashes of it: of the machine code with its resources, of the PTX with all 
 inputs (`kernel_inputs`). A kernel is equal if one agrees: ptxas lays functions out in the order of their names, so a
 renamed function moves machine code. ``serving`` marks what one device of each architecture serves
 (`build.device_of_arch`; of 9.0 the H200); the other problems reach the remaining paths of the kernel text, some by a
-forced ``family``. `ksieve build` also compiles what only an H100 serves. What no GPU has run yet waits in a list of
-problems alone, tests/data/not_run.json: ``make cubins UPDATE=1 ADD=tests/data/not_run.json`` takes them in and removes
-the file.
+forced ``family``. `ksieve build` also compiles what only an H100 serves. A new problem is written into the list as it
+is; ``make cubins UPDATE=1`` adds its hashes.
 
 From the same inputs the same compiler makes the same PTX, and from that the same machine code, so a kernel whose inputs
 agree is not compiled, and one whose PTX agrees not further: its resources are those of its record. Of every source on
@@ -263,19 +262,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--update", action="store_true", help="rewrite the list")
     parser.add_argument("--whole", action="store_true", help="compile all kernels in full")
-    parser.add_argument("--add", type=Path, help="with --update: also list the problems of this file, and remove it")
     parser.add_argument("--only", default="", help="compare only kernels whose line contains this, e.g. 'sm_90a 1x'")
     parser.add_argument("--spills", action="store_true", help="compile with another NVRTC, and list what it spills")
     parser.add_argument("--sample", action="store_true", help="with --spills: one kernel of each source, dtype and GPU")
     asked = parser.parse_args()
     if asked.update and (asked.only or asked.sample):
         parser.error("--update rewrites the whole list: leave out --only and --sample")
-    if asked.add and not asked.update:
-        parser.error("--add takes --update")
     text = json.loads(LIST.read_text(encoding="utf-8"))
-    added = json.loads(asked.add.read_text(encoding="utf-8")) if asked.add else []
     rewrites = asked.update and not asked.spills
-    kernels, wrong = resolve(renewed([*text["kernels"], *added]) if rewrites else text["kernels"])
+    kernels, wrong = resolve(renewed(text["kernels"]) if rewrites else text["kernels"])
     kernels = sample(kernels, dtypes=True) if asked.sample else kernels
     kernels = {spec: made for spec, made in kernels.items() if asked.only in title(made[0])}
     if not kernels:
@@ -292,10 +287,7 @@ def main() -> int:
     except KsieveError as error:
         print(f"cubins: {error}", file=sys.stderr)
         return 1
-    status = report(kernels, found, wrong, update=asked.update)
-    if asked.add:
-        asked.add.unlink()
-    return status
+    return report(kernels, found, wrong, update=asked.update)
 
 
 def compiled(kernels: Kernels, *, whole: bool) -> dict[KernelSpec, Record]:

@@ -38,7 +38,6 @@ _ERROR_NO_DEVICE = 100
 class Engine:
     """What is installed of an engine: each name with the requirement of the engine's own wheel, if it has one."""
 
-    variable: str
     loader: str
     bare: tuple[str, ...]
     """Wheels without their dependencies, the engine first."""
@@ -48,7 +47,6 @@ class Engine:
 
 ENGINES = {
     "vllm": Engine(
-        "KSIEVE_VLLM",
         "vllm.plugins:load_general_plugins",
         ("vllm", "flashinfer-python"),
         (
@@ -58,7 +56,6 @@ ENGINES = {
         ),
     ),
     "sglang": Engine(
-        "KSIEVE_SGLANG",
         "sglang.srt.plugins:load_plugins",
         ("sglang", "sglang-kernel", "flashinfer-python"),
         (
@@ -75,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("engines", nargs="*", metavar="ENGINE", help=" ".join(ENGINES))
     parser.add_argument("--work", type=Path, default=Path("out/engines"), help="folder of the virtual environments")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of engine-loaders-ENGINE.json")
-    parser.add_argument("--wheel", type=Path, help="wheel of ksieve; default: built from this tree")
+    parser.add_argument("--wheel", type=Path, default=TREE, help="wheel of ksieve; default: made of this tree")
     parser.add_argument("--probe", choices=CASES, help="run a case for one engine in this process")
     args = parser.parse_args(arguments)
     if unknown := set(args.engines) - set(ENGINES):
@@ -86,9 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, str(TREE / "src"))
     from ksieve_lab.bench import record
 
-    work = args.work.resolve()
-    wheel = args.wheel or build(work)
-    results = [run(name, work, wheel) for name in args.engines or ENGINES]
+    results = [run(name, args.work.resolve(), args.wheel.resolve()) for name in args.engines or ENGINES]
     for result in results:
         name = result["engine"]
         print(printed(result), flush=True)
@@ -108,16 +103,6 @@ def printed(result: dict[str, Any]) -> str:
         call = found["served"].get(name, {"compiled": "not called"})
         lines.append(f"  {name}: {who}, compiled: {call['compiled']}")
     return "\n".join([*lines, ""])
-
-
-def build(work: Path) -> Path:
-    """Build the wheel of this tree."""
-    folder = work / "wheel"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(TREE)],
-        check=True, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    return max(folder.glob("ksieve-*.whl"), key=lambda path: path.stat().st_mtime)
 
 
 def run(name: str, work: Path, wheel: Path) -> dict[str, Any]:
@@ -200,7 +185,7 @@ def stand_ins(name: str, work: Path) -> tuple[str, dict[str, str]]:
 
 def examine(name: str, python: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Run the probe's cases and `ksieve doctor`; each gives checks."""
-    environment = environment | {ENGINES[name].variable: "1"}
+    environment = environment | {f"KSIEVE_{name.upper()}": "1"}
     cases, log, checks = {}, {}, []
     for case in CASES:
         done = started([python, __file__, name, "--probe", case], environment)

@@ -8,12 +8,11 @@
 #   scripts/gpu_session.sh suite-host  what a call costs the host, which other processes would slow down: to be run alone
 #   scripts/gpu_session.sh compile     the kernels of all parts and of the sanitizers, on all processors; before parts that
 #                                      run side by side
-#   scripts/gpu_session.sh options     its tests of serving options alone, and what each option costs (6 minutes)
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes); for GPUs side by side
 #                                      sanitize-memcheck, -racecheck, -synccheck, and after these sanitize-record
 #   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
-#   scripts/gpu_session.sh operator|decode|short|general|blocks|engines|engines-first|trace|worst|ablation|chain|replay
-#                                      the result file of one bench (1 to 4 minutes);
+#   scripts/gpu_session.sh operator|decode|short|general|options|blocks|engines|engines-first|trace|worst|ablation|chain|
+#                                      replay: the result file of one bench (1 to 4 minutes);
 #                                      ARGS="--k 512" goes to it, FACTORS=file scores operator and trace with real factors
 #   scripts/gpu_session.sh all         compile, every part of the suite and the sanitizers, the longest first; then the
 #                                      parts that take the whole machine
@@ -93,13 +92,6 @@ suite_part() {
   suite "$name" "${arguments[@]}"
 }
 
-options() {
-  local rc=0
-  SUITE_SECONDS=${OPTIONS_SECONDS:-420} suite options tests/gpu/test_options.py tests/contract/test_options.py || rc=1
-  timeout -k 10 "${BENCH_SECONDS:-150}" $PYTHON -m ksieve_lab bench options --out "$OUT" ${ARGS:-} 2>&1 | tee "$OUT/options-cost.log"
-  return $((rc | PIPESTATUS[0]))
-}
-
 compile() {
   $PYTHON -m gpu.compile_all 2>&1 | tee "$OUT/compile.log"
   return "${PIPESTATUS[0]}"
@@ -150,9 +142,9 @@ quick_bench() {
   return "${PIPESTATUS[0]}"
 }
 
-[ $# -gt 0 ] || { sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 2; }
-results="operator decode short general blocks engines engines-first trace worst ablation chain"
-steps="quick suite $(cut -d: -f1 <<<"$parts" | sed 's/^/suite-/') options compile sanitize sanitize-memcheck
+[ $# -gt 0 ] || { sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 2; }
+results="operator decode short general options blocks engines engines-first trace worst ablation chain"
+steps="quick suite $(cut -d: -f1 <<<"$parts" | sed 's/^/suite-/') compile sanitize sanitize-memcheck
   sanitize-racecheck sanitize-synccheck sanitize-record bench replay $results"
 everything="sanitize-racecheck sanitize-memcheck sanitize-synccheck suite-serving suite-kernels suite-held-aimed
   suite-adapters suite-options suite-half suite-entries suite-tiles suite-pairs suite-contract suite-callers suite-rankings

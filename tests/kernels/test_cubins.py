@@ -40,18 +40,11 @@ def test_continuous_integration_has_the_compiler_of_the_list(cubins):
 CLUSTER_FORCED = (("KSIEVE_STATS", 0), ("KSIEVE_TIES", 1))
 
 
-def waiting(cubins):
-    """Problems that ``make cubins UPDATE=1 ADD=tests/data/not_run.json`` takes into the list."""
-    path = cubins.LIST.with_name("not_run.json")
-    return json.loads(path.read_text()) if path.exists() else []
-
-
 def test_the_list_reaches_what_the_compilation_tests_reach(cubins):
     """Of any two defines, every combination of states: off, on, more than on; and all options on every architecture."""
     from test_kernels_compile import cases, kernel_of, states  # skips without cuda-core
 
-    records = json.loads(cubins.LIST.read_text())["kernels"] + waiting(cubins)
-    found, wrong = cubins.resolve(records)
+    found, wrong = cubins.resolve(json.loads(cubins.LIST.read_text())["kernels"])
     assert not wrong
     wanted = set(map(kernel_of, cases()))
     names = sorted({name for spec in {*found, *wanted} for name, _ in spec.defines})
