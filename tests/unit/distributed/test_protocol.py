@@ -10,10 +10,8 @@ import pytest
 from cases import FAMILIES, scores_of
 from ksieve import ArgumentError, Options
 from ksieve.distributed import LINKS, Contiguous, Digits, Interleaved, Link, Pairs, Samples, Shape, choose
-from ksieve.distributed.protocol import AllGather, AllReduce
 from ksieve.distributed.schedules import Message, candidates, check_link, messages
 from ksieve_lab import simulate
-from ksieve_lab.rank_simulator import run_together
 from sharded import check_simulated, expected
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -72,14 +70,6 @@ def test_any_row_on_any_ranks(case):
     assert found.messages == messages(schedule, shape, output)
 
 
-@pytest.mark.parametrize("schedule", [Pairs(), Samples(4), Digits(8)], ids=str)
-def test_neighbouring_float16_scores_differ(schedule):
-    patterns = np.concatenate([np.arange(0x7C01), np.arange(0x8001, 0xFC01)]).astype(np.uint16)  # but NaN, and one zero
-    scores = np.random.default_rng(2).permutation(patterns).view(np.float16)[None]
-    found = simulate(scores, None, 500, world=2, schedule=schedule)
-    check_simulated(found, expected(scores, 500), lambda p: int(p >= -(-scores.size // 2)))
-
-
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("schedule", "layout"),
@@ -94,46 +84,6 @@ def test_a_thousand_ranks(schedule, layout):
     found = simulate(scores, lengths, 16, world=1024, layout=layout, schedule=schedule)
     widths = layout.widths(3000, 1024)
     check_simulated(found, expected(scores, 16, end=lengths), lambda p: int(layout.owner(p, widths)))
-
-
-@pytest.mark.parametrize("schedule", [Pairs(), Samples(16), Digits(8)], ids=str)
-def test_all_of_the_answer_on_one_rank(schedule):
-    """Samples of one rank alone lie around the boundary, and its candidates fill most slots."""
-    scores = np.zeros((2, 4000), np.float32)
-    scores[0, 3000:] = np.arange(1000) + 1
-    scores[1, :1000] = 1e-45
-    for layout in (Contiguous(), Interleaved(1000)):
-        found = simulate(scores, None, 500, world=4, layout=layout, schedule=schedule, output="global")
-        check_simulated(found, expected(scores, 500), lambda p: p // 1000)
-
-
-def test_too_few_slots_are_a_wrong_answer(monkeypatch):
-    """The number of slots that `Samples` states is needed: with fewer, candidates are lost."""
-    rng = np.random.default_rng(0)
-    scores = np.sort(rng.random((50, 400), np.float32))
-    slots = Samples.slots
-    monkeypatch.setattr(Samples, "slots", lambda self, shape: slots(self, shape) // 2)
-    found = simulate(scores, None, 100, world=4, schedule=Samples(20))
-    with pytest.raises(AssertionError):
-        check_simulated(found, expected(scores, 100), lambda p: p // 100)
-
-
-def test_ranks_that_differ_are_noticed():
-    def rank(first):
-        yield first
-        yield AllReduce(torch.zeros(2))
-
-    alike = [rank(AllGather(torch.zeros(2))) for _ in range(2)]
-    assert run_together(alike) == [None, None]
-    for other in (AllReduce(torch.zeros(2)), AllGather(torch.zeros(3)), AllGather(torch.zeros(2, dtype=torch.int32))):
-        with pytest.raises(RuntimeError, match=r"^ranks differ: 2 of 2 ask"):
-            run_together([rank(AllGather(torch.zeros(2))), rank(other)])
-    with pytest.raises(RuntimeError, match=r"^ranks differ: 1 of 2 ask"):
-        run_together([rank(AllGather(torch.zeros(2))), iter_none()])
-
-
-def iter_none():
-    yield from ()
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------
