@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from typing import Any
 
 import pytest
@@ -30,17 +29,6 @@ def tree(generator: Any) -> list[tuple[tuple[str, ...], Any]]:
 
 def test_the_generated_pages_are_current(generator: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert generator.main(["--check"]) == 0, capsys.readouterr().out
-
-
-def test_every_command_and_option_is_documented(generator: Any, tree: list[tuple[tuple[str, ...], Any]]) -> None:
-    page = generator.cli_reference()
-    sections = dict(re.findall(r"^#+ `(ksieve[^`]*)`\n(.*?)(?=^#+ `|\Z)", page, flags=re.MULTILINE | re.DOTALL))
-    assert set(sections) == {" ".join(path) for path, _ in tree}
-    for path, command in tree:
-        section = sections[" ".join(path)]
-        for parameter in command.params:
-            for name in parameter.opts if parameter.param_type_name == "option" else [parameter.metavar]:
-                assert f"`{name}`" in section, f"{' '.join(path)} {name}"
 
 
 def test_every_command_and_option_explains_itself(tree: list[tuple[tuple[str, ...], Any]]) -> None:

@@ -7,7 +7,6 @@ import json
 import logging
 
 import pytest
-from conftest import ROOT
 
 import ksieve
 from ksieve.core.arrays import Device
@@ -199,12 +198,3 @@ def test_shapes_of_16_bit_scores_are_derived_until_they_are_measured():
 def test_the_measured_file_of_a_model_is_chosen_by_its_name():
     assert shapes.of(dataclasses.replace(H100, name="NVIDIA H100 PCIe")) is shapes.of_class("hopper", "H100")
     assert shapes.of(DEVICES["h20"]).resident == shapes.of(H100).resident
-
-
-SHIPPED = sorted((ROOT / "src" / "ksieve" / "planning" / "data").glob("h200-*.json"))
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_measured_file_that_is_shipped_can_be_read(path):
-    found = tuned.read(path, DEVICES["h200"], json.loads(path.read_text())["dtype"])
-    assert {"driver", "packages", "date"} <= found.about.keys()
