@@ -1,14 +1,11 @@
-"""Fetches the frameworks' files, from a source distribution, a tag of a repository, or what lies on this machine."""
+"""Fetches the frameworks' files, from a tag of a repository, or from what lies on this machine."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
 import json
-import os
-import re
 import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -16,23 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from frameworks.catalog import FRAMEWORKS
-
-BACKEND = '''"""Answers pip, which asks for metadata before it keeps a source distribution, and runs no code of it."""
-import re
-from email.parser import Parser
-from pathlib import Path
-
-def get_requires_for_build_wheel(config_settings=None):
-    return []
-
-def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
-    text = Path("PKG-INFO").read_text()
-    fields = Parser().parsestr(text)
-    folder = f"{re.sub('[-.]+', '_', fields['Name'])}-{fields['Version']}.dist-info"
-    Path(metadata_directory, folder).mkdir(parents=True)
-    Path(metadata_directory, folder, "METADATA").write_text(text)
-    return folder
-'''
 
 Reader = Callable[[str], bytes]
 
@@ -61,11 +41,8 @@ def fetch(name: str, into: Path, given: str | None = None) -> dict[str, str]:
             path, _, version = given.rpartition("@")
             source = {"origin": "a local copy", "version": version}
             read = _archive(Path(path)) if Path(path).is_file() else _git(path, version, source)
-        elif "distribution" in origin:
-            source = {"origin": f"source distribution {origin['distribution']}", "version": origin["version"]}
-            read = _archive(_distribution(origin["distribution"], origin["version"], scratch))
         else:
-            version = origin["version"].format(torch=_release("torch"))
+            version = origin["version"].format(torch=importlib.metadata.version("torch").partition("+")[0])
             source = {"origin": origin["repository"], "version": version}
             _run("git", "clone", "--quiet", "--bare", "--depth=1", "--filter=blob:none", f"--branch={version}",
                  origin["repository"], f"{scratch}/git")  # fmt: skip
@@ -82,24 +59,8 @@ def fetch(name: str, into: Path, given: str | None = None) -> dict[str, str]:
     return source
 
 
-def _release(distribution: str) -> str:
-    return re.split("[+]", importlib.metadata.version(distribution))[0]
-
-
-def _run(*command: str, **options: object) -> bytes:
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, **options).stdout  # type: ignore[call-overload]
-
-
-def _distribution(name: str, version: str, scratch: str) -> Path:
-    backend = Path(scratch, "backend", "setuptools")
-    backend.mkdir(parents=True)
-    (backend / "__init__.py").touch()
-    (backend / "build_meta.py").write_text(BACKEND)
-    _run(
-        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:", "--no-build-isolation",
-        f"--dest={scratch}", f"{name}=={version}", env=os.environ | {"PYTHONPATH": str(backend.parent)},
-    )  # fmt: skip
-    return next(path for path in Path(scratch).iterdir() if path.is_file())
+def _run(*command: str) -> bytes:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
 
 
 def _archive(path: Path) -> Reader:
