@@ -260,23 +260,6 @@ def test_no_scores_are_kept_in_memory(engines, monkeypatch):
     assert adapters.report().fallbacks == {"sgl_kernel.fast_topk_v2": 1}
 
 
-def test_wrappers_of_operators_reach_ksieve(engines):
-    (ops,) = load("vllm._custom_ops")
-    vllm.install()
-    scores, lengths, out = operands()
-    engines.CALLS.clear()
-    ops.top_k_per_row_prefill(
-        scores, cu_seqlen_ks=torch.zeros_like(lengths), cu_seqlen_ke=lengths, raw_topk_indices=out, num_rows=6,
-        stride0=400, stride1=1, topk_tokens=32,
-    )  # fmt: skip
-    ops.top_k_per_row_decode(scores, 1, seq_lens=lengths, raw_topk_indices=out, num_rows=6, stride0=400, stride1=1,
-                             topk_tokens=32)  # fmt: skip
-    torch.ops._C.persistent_topk.default(scores, lengths, out, torch.empty(4), 32, 400)
-    assert engines.CALLS == []
-    assert ksieve.verify(scores, lengths, out)
-    assert sum(c.count for c in adapters.report().calls) == 3
-
-
 @pytest.mark.parametrize(("dtype", "v2"), [("float32", True), ("float32", False), ("bfloat16", False)])
 def test_a_caller_that_holds_the_functions_reaches_ksieve(engines, dtype, v2):
     (indexer,) = load("sglang.srt.layers.attention.dsv4.indexer")
@@ -425,9 +408,11 @@ def all_calls():
     workspace, strides = torch.empty(4), scores.stride()
     return [
         lambda: layer.SparseIndexerTopk("auto")(scores, lengths, 1, out, k, width),
-        lambda: ops.top_k_per_row_prefill(scores, starts, lengths, out, rows, *strides, k),
+        lambda: ops.top_k_per_row_prefill(
+            scores, cu_seqlen_ks=starts, cu_seqlen_ke=lengths, raw_topk_indices=out, num_rows=rows, stride0=width,
+            stride1=1, topk_tokens=k),
         lambda: ops.top_k_per_row_decode(scores, 2, lengths[:3], out, rows, *strides, k),
-        lambda: torch.ops._C.persistent_topk(scores, lengths, out, workspace, k, width),
+        lambda: torch.ops._C.persistent_topk.default(scores, lengths, out, workspace, k, width),
         lambda: kernels.fast_topk_v2(scores, lengths, k, starts),
         lambda: kernels.fast_topk_transform_fused(scores, lengths, table, torch.arange(rows + 1), k),
         lambda: kernels.fast_topk_transform_ragged_fused(scores, lengths, offsets, k, row_starts=starts),

@@ -82,17 +82,6 @@ def test_rescue_rank_is_passed_and_compiled_in(select):
     assert dict(spec.kernel_spec(plan).defines)["KSIEVE_RESCUE"] == 1
 
 
-def test_pitches_live_rows_and_strided_out(driver):
-    wide = np.full((8, 100), np.inf, np.float32)
-    wide[:, :64] = SCORES
-    out = np.full((8, 10), -99, np.int32)
-    live = FakeArray(np.array([3], np.int32))
-    ksieve.topk(FakeArray(wide[:, :64]), FakeArray(LENGTHS), plan=make_plan(), out=FakeArray(out[:, :4]), num_rows=live)
-    assert (driver.launches[0]["pitch"], driver.launches[0]["out_pitch"]) == (100, 10)
-    assert_exact(SCORES[:3], LENGTHS[:3], 4, np.ascontiguousarray(out[:3, :4]))
-    assert (out[3:, :4] == -1).all() and (out[:, 4:] == -99).all()
-
-
 def test_64_bit_pitch_and_addresses_survive_packing(driver):
     plan = make_plan()
     launcher = launch.launcher_of(plan, stats=False, stream=0)
