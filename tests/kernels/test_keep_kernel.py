@@ -79,15 +79,6 @@ def test_the_answer_of_whole_rows(ties, dtype, ranking):
         check(running.finish(return_values=True), expected)
 
 
-@pytest.mark.parametrize("ranking", RANKINGS)
-def test_equal_scores_without_a_tie_break(ranking):
-    scores = rows_of("float32")
-    running = ksieve.Running(len(scores), K, 300, dtype=torch.float32, **RANKINGS[ranking])
-    for begin, end in cut(scores.shape[1], 300, 3):
-        running.push(scores[:, begin:end], begin)
-    ksieve.verify(scores, None, running.finish(), k=K, **RANKINGS[ranking]).raise_if_failed()
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_windows_own_k_and_live_rows(dtype):
     scores, rng = rows_of(dtype), np.random.default_rng(1)
@@ -103,20 +94,6 @@ def test_windows_own_k_and_live_rows(dtype):
         for begin, end in cut(width, 300, 2):
             running.push(scores[:, begin:end], begin, **windows)
         check([running.finish(**live)], [ksieve.topk(scores, k=ks, max_k=K, **windows, **how)])
-
-
-@dtypes_and_rankings
-def test_scores_worse_than_the_cutoff_decide_nothing(dtype, ranking):
-    scores = rows_of(dtype)
-    how = RANKINGS[ranking] | {"deterministic": True}
-    running = ksieve.Running(len(scores), K, 600, dtype=scores.dtype, **how)
-    running.push(scores[:, 100:], 100)
-    early, bound = scores[:, :100].clone(), running.cutoff[:, None]
-    worse = early.float() > bound if ranking == "smallest" else early.float() < bound
-    assert worse[:2].float().mean() > 0.8
-    early[worse] = -np.inf if ranking == "nan_first" else np.nan
-    running.push(early, 0)
-    check([running.finish()], [ksieve.topk(scores, k=K, **how)])
 
 
 @dtypes_and_rankings
