@@ -444,31 +444,6 @@ def test_a_rank_is_no_define():
     )
 
 
-@pytest.mark.parametrize("family", SHAPES)
-def test_options_are_compiled_in_only_where_they_are_asked_for(family):
-    """A plain plan's kernel has no define of theirs: so the code, the cache entry and the parameters it always had."""
-    plain = specialisation(family, "sm_90a")[0]
-    known = {"WINDOWS", "EPILOGUE", "ORDER", "TIES", "OVERLAP", "SORT_SLOTS", "COUNTS", "EXPAND", "TAIL", "POSITIONS"}
-    assert not {name.removeprefix("KSIEVE_") for name, _ in plain.defines} & known
-    for asked, names in (
-        (Options(next_n=2), {"WINDOWS"}),
-        (Options(per_row_k=True), {"WINDOWS"}),
-        (Options(tie_break="low"), {"TIES"}),
-        (Options(index_dtype="int64"), {"EPILOGUE"}),
-        (Options(transform="offsets", overlap=True), {"EPILOGUE", "OVERLAP"}),
-        (Options(order="index"), {"EPILOGUE", "ORDER"}),
-        (Options(index_base="start", page_size=8), set()),
-        (Options(counts=True), {"COUNTS"}),
-        (Options(expand=4), {"EPILOGUE", "EXPAND"}),
-        (Options(expand=4, tail=True), {"WINDOWS", "EPILOGUE", "EXPAND", "TAIL"}),
-    ):
-        found = dict(specialisation(family, "sm_90a", asked=asked)[0].defines)
-        assert {name.removeprefix("KSIEVE_") for name in found} & known == names
-    if family != "resident_cluster":
-        older = dict(specialisation(family, "sm_80", k=512, asked=Options(overlap=True))[0].defines)
-        assert "KSIEVE_OVERLAP" not in older, "an architecture without programmatic dependent launch is asked for it"
-
-
 def test_several_kernels_are_compiled_in_processes_and_a_failure_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path))
     found, plan = specialisation("stream_split", "sm_90a")

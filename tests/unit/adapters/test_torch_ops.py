@@ -8,7 +8,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ksieve  # noqa: E402
-from ksieve.core.errors import ArgumentError  # noqa: E402
 from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
 from ksieve.frontends.torch import select as torch_select  # noqa: E402
 from torch_cases import compiled, fresh_dynamo, vector  # noqa: E402
@@ -57,22 +56,6 @@ def test_compiled_lengths_of_64_bits_and_an_int_of_rows():
 
 
 @plans_traced
-def test_compile_with_everything_but_the_scores_in_keywords(rows):
-    scores, lengths = rows
-    plan = ksieve.plan(rows=4, width=3000, k=K)
-
-    def program(x, lengths, out, live):
-        chosen = ksieve.topk(x, lengths, plan=plan, out=out, num_rows=live)
-        return chosen + 1
-
-    out, live = torch.full((4, K), -99, dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
-    result = compiled(program)(scores, lengths, out, live)
-    want = ksieve.topk(scores, lengths, plan=plan, num_rows=live)
-    same_sets(out, want)
-    same_sets(result, want + 1)
-
-
-@plans_traced
 def test_a_compiled_program_follows_the_plan_it_is_given(rows, monkeypatch):
     seen, decode = [], torch_select.decode_plan
 
@@ -108,12 +91,6 @@ def test_export_with_dynamic_shapes(rows, strict):
 def test_an_exported_program_is_saved_and_loaded(rows, tmp_path):
     torch.export.save(torch.export.export(Selector(), rows), tmp_path / "selector.pt2")
     same_sets(torch.export.load(tmp_path / "selector.pt2").module()(*rows), ksieve.topk(*rows, k=K))
-
-
-def test_a_compiled_program_keeps_the_checks_of_the_run(rows):
-    scores, lengths = rows
-    with pytest.raises(ArgumentError, match="lengths: got shape"):
-        compiled(lambda x, n: ksieve.topk(x, n, k=K))(scores, lengths[:3])
 
 
 # ---- options -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
-from ksieve.planning import choose_cuda, length_bins, memory, resident, shapes, switch_points, tuned
+from ksieve.planning import length_bins, memory, resident, shapes, switch_points, tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import ONE_CTA, SHARED_ROWS
 from ksieve.planning.switch_points import (
@@ -229,24 +229,6 @@ def test_few_short_rows_stay_in_registers(rows, width, k, options, registers):
             ksieve.plan(**asked, family="register_block")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(
-    ("family", "width"),
-    [("resident_block", 4096), ("resident_block", 32_768), ("resident_block", 40_960), ("resident_cluster", 131_072)],
-)
-def test_rings_hold_a_row(family, width, dtype):
-    plan = ksieve.plan(rows=1, width=width, k=512, dtype=dtype, device=H200, family=family)
-    holders = plan.splits if family == "resident_cluster" else 1
-    if plan.resident_width:
-        vectors = plan.stages + plan.overflow_vectors
-        assert vectors * plan.threads * 16 * holders == plan.resident_width * memory.ITEM_BYTES[dtype]
-        assert plan.resident_width // (plan.threads * holders) <= 128, "two steps share a register"
-        studied = length_bins.stats_plan(plan)
-        assert (studied.stages, studied.overflow_vectors, studied.bins) == (vectors, 0, ())
-        assert memory.shared_bytes(studied) <= H200.shared_per_block
-    assert plan.stages % memory.BATCH == 0
-
-
 @pytest.mark.parametrize(("family", "width"), [("resident_block", 65_536), ("resident_cluster", 1_048_576)])
 def test_parts_that_no_ring_holds_whole_are_streamed_for_statistics_and_ties(family, width):
     plan = ksieve.plan(rows=4, width=width, k=2048, device=H200, family=family)
@@ -276,25 +258,6 @@ def test_a_held_row_has_room_for_its_positions(width, k, tie_break, shape):
     assert (plan.threads, plan.ctas_per_sm, plan.overflow_vectors) == shape
     in_histogram = memory.HISTOGRAM_BYTES // 4
     assert in_histogram + 2 * plan.shared_capacity >= k + 4 * memory.EXTRA_VECTORS
-
-
-@pytest.mark.parametrize(("rows", "width"), [(48, 65_536), (28, 131_072), (10, 262_144), (6, 524_288)])
-def test_clusters_that_hold_all_of_their_rows_store_no_candidates(rows, width):
-    """But with tie-breaks, and for statistics."""
-    overlap = Options(overlap=True)  # or some would be held together without being a cluster
-    plan = ksieve.plan(rows=rows, width=width, k=2048, device=H200, options=overlap)
-    assert (plan.family, plan.resident_width) == ("resident_cluster", width)
-    assert memory.HISTOGRAM_BYTES // 4 + 2 * plan.capacity >= 2048 + 4 * memory.EXTRA_VECTORS
-    assert plan.ctas_per_sm * (memory.shared_bytes(plan) + 1024) <= H200.shared_per_sm
-    more = ksieve.plan(rows=rows + 1, width=width, k=2048, device=H200, options=overlap)
-    assert (more.family, more.splits) != (plan.family, plan.splits), "they would not all run at once"
-    studied = length_bins.stats_plan(plan)
-    assert studied.capacity == studied.shared_capacity >= max(2048, plan.capacity)
-    assert memory.shared_bytes(studied) <= H200.shared_per_block
-    low = Options(tie_break="low")
-    for family in (None, "resident_cluster"):
-        chosen = ksieve.plan(rows=rows, width=width, k=2048, device=H200, family=family, options=low)
-        assert chosen.capacity >= 2048
 
 
 @pytest.mark.parametrize(
@@ -373,13 +336,6 @@ def test_a_cluster_holds_whole_rows_or_nothing():
             ArgumentError, match=r"geometry: got resident_width=4096; takes 0, or at least the width of 4097"
         ):
             ksieve.plan(rows=1, width=4097, k=512, device=H200, family="resident_cluster")
-
-
-def test_only_sampled_rows_have_a_rank():
-    held = ksieve.plan(rows=1, width=16_384, k=2048, device=H200, family="resident_block")
-    assert choose_cuda.sample_ranks(held) == (0, 0)
-    sampled = ksieve.plan(rows=4096, width=131_072, k=2048, device=H200)
-    assert choose_cuda.sample_ranks(sampled) == (sampled.policy.primary_rank(2048), 0)
 
 
 @pytest.mark.parametrize("threads", [256, 512])
