@@ -46,6 +46,8 @@ WRONG = {
     "study s.safetensors --device cuda --plan-for z": "--plan-for: got 'z'",
     "study s.safetensors --figures file/f": "--figures: got file/f",
     "study s.safetensors --plan-for z": "--plan-for: got 'z'",
+    "study s.safetensors --out file/f": "--out: got file/f",
+    "calibrate s.safetensors --out none/x.json": "--out: got none/x.json",
     "calibrate s.safetensors --device cuda --cost z": "--cost: got 'z'",
     "calibrate s.safetensors --device cuda --k 3000": "--k: got 3000",
     "replay --example --figures f --k 0": "--k: got 0",
