@@ -27,14 +27,6 @@ def test_a_frame_is_read():
     assert seen == [(read, read[:1], b"a text", 0x7F0011223344, 3)]
 
 
-def test_parts_of_a_buffer():
-    buffer = Buffer(1000, (2, 3, 4), "float16")
-    assert buffer.merged(1) == Buffer(1000, (6, 4), "float16") and buffer.merged(2) == Buffer(1000, (24,), "float16")
-    assert [*buffer.pieces(1)] == [Buffer(1000, (3, 4), "float16"), Buffer(1024, (3, 4), "float16")]
-    assert [b.address for b in Buffer(0, (3,), "int32").pieces(1)] == [0, 4, 8]
-    assert [*Buffer(0, (0, 3, 4), "bool").pieces(1)] == []
-
-
 def test_the_version_is_that_of_xla():
     xla, handler = FakeXla(), Handler(lambda frame: pytest.fail("a query is no execution"))
     assert xla.query(handler) == (None, (0, 4))

@@ -107,36 +107,6 @@ def test_dlpack_byte_offset():
     assert info == ArrayInfo("other", Device("cuda", 0), 0x7060, (3, 8), (8, 1), "float32", 4)
 
 
-def test_torch_description():
-    torch = pytest.importorskip("torch")
-    x = torch.from_numpy(SCORES)
-    info = inspect(x[:, 1:], "scores")
-    assert info == ArrayInfo("torch", Device("cpu"), x.data_ptr() + 4, (ROWS, WIDTH - 1), (WIDTH, 1), "float32", 4)
-    result = ksieve.topk(x.requires_grad_(), torch.from_numpy(LENGTHS), k=K)
-    np.testing.assert_array_equal(result.numpy(), ksieve.topk(SCORES, LENGTHS, K))
-    half = x.detach().bfloat16()
-    bits = half.view(torch.int16).numpy().view(np.uint16)
-    np.testing.assert_array_equal(ksieve.topk(half, k=K).numpy(), ksieve.topk(bits, k=K))
-
-
-def test_ml_dtypes_bfloat16():
-    x = SCORES.astype(pytest.importorskip("ml_dtypes").bfloat16)
-    assert parse(x, None, K).problem.dtype == "bfloat16"
-    np.testing.assert_array_equal(ksieve.topk(x, k=K), ksieve.topk(x.view(np.uint16), k=K))
-
-
-def test_problem_of_a_call():
-    x = np.zeros((ROWS, WIDTH + 3), dtype=np.float32)[:, :WIDTH]
-    call = parse(x, LENGTHS, np.int64(K))
-    asked = call.problem
-    assert (asked.rows, asked.width, asked.pitch, asked.k, asked.dtype) == (ROWS, WIDTH, WIDTH + 3, K, "float32")
-    assert call.scores.pointer == x.ctypes.data and set(call.arrays) == {"scores", "lengths"}
-    assert call.address("out") == 0 and type(asked.k) is int
-    assert parse(x[:1], None, K).problem.pitch >= WIDTH
-    assert parse(np.zeros((0, 7), dtype=np.float32), None, K).problem.rows == 0
-    assert parse(np.zeros((3, 0), dtype=np.float32), None, K).problem.width == 0
-
-
 # ---- refusals ----------------------------------------------------------------------------------------------
 
 

@@ -40,22 +40,6 @@ def test_uneven_interleaved_shards_end_where_the_last_one_does():
     assert int(layout.below(100, 1, (8, 2))) == 2
 
 
-def test_tensors_of_pytorch_give_the_same():
-    torch = pytest.importorskip("torch")
-    numbers = np.array([-5, 0, 1, 7, 63, 64, 99, 2**31 - 1], np.int32)
-    for layout in LAYOUTS:
-        widths = layout.widths(100, 3)
-        for rank in range(3):
-            for name in ("below", "positions"):
-                method = getattr(layout, name)
-                ours = method(torch.from_numpy(numbers[1:]), rank, widths)
-                assert ours.dtype is torch.int64
-                np.testing.assert_array_equal(ours.numpy(), method(numbers[1:], rank, widths))
-            np.testing.assert_array_equal(
-                layout.below(torch.from_numpy(numbers), rank, widths).numpy(), layout.below(numbers, rank, widths)
-            )
-
-
 @pytest.mark.parametrize("size", [0, -1, True, 2.0, None, 1 << 31])
 def test_a_block_has_a_size(size):
     with pytest.raises(ArgumentError, match=r"^size: got .*; takes an int from 1 to"):
