@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -251,19 +251,9 @@ def test_concrete_arrays_stay_eager():
 def test_threads_run_programs_at_once():
     select = jax.jit(lambda s: topk(s, {}, {"return_values": True}))
     matrices = [np.roll(SCORES, turn, axis=1) for turn in range(8)]
-    results = [None] * len(matrices)
-
-    def work(first):
-        for _ in range(20):
-            for place in range(first, len(matrices), 4):
-                results[place] = select(matrices[place])
-
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for matrix, result in zip(matrices, results, strict=True):
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(select, matrices * 20))
+    for matrix, result in zip(matrices * 20, results, strict=True):
         same(result, topk(matrix, {}, {"return_values": True}))
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -142,18 +143,14 @@ def test_progress_warns_again_after_a_while_and_says_nothing_of_what_is_loaded(p
 
 def test_threads_that_need_a_kernel_at_once_compile_it_once(pair):
     one, two = pair
-    begin, found = threading.Barrier(4), []
+    begin = threading.Barrier(4)
 
-    def run():
+    def run(number):
         begin.wait()
-        found.append(two(1))
+        return two(number)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [3] * 4
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(4))) == [2, 3, 4, 5]
     assert [len(each.function.stats.cache_misses) for each in (one, two)] == [1, 1]
 
 

@@ -6,7 +6,7 @@ import ctypes
 import re
 import struct
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -156,11 +156,8 @@ def test_threads_do_not_mix_their_arguments(driver):
         for _ in range(5):
             ksieve.topk(FakeArray(scores[i]), None, plan=plan, out=FakeArray(outs[i]), workspace=workspaces[i])
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(outs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(outs)) as pool:
+        list(pool.map(work, range(len(outs))))
     for its, out in zip(scores, outs, strict=True):
         assert_exact(its, None, 4, out)
 
