@@ -269,27 +269,6 @@ def test_rows_that_are_mostly_selected_whole_have_a_cta_each(rows, width, ctas):
     assert ksieve.plan(rows=rows, width=width, k=2048, device=H200).ctas == ctas
 
 
-COOPERATIVE = RESIDENT["resident_grid"]
-
-
-@pytest.mark.parametrize("shape", COOPERATIVE, ids=[f"{s.most_rows}x{s.resident_width}" for s in COOPERATIVE])
-def test_ctas_that_wait_for_each_other_are_all_resident(shape):
-    plan = ksieve.plan(rows=shape.most_rows, width=shape.resident_width, k=2048, device=H200)
-    assert (plan.family, plan.splits, plan.resident_width) == (
-        "resident_grid",
-        shape.ctas_per_row,
-        shape.resident_width,
-    )
-    assert plan.ctas == shape.most_rows * shape.ctas_per_row <= H200.sm_count
-    assert plan.workspace_zeroed == plan.workspace_bytes <= 2 << 20
-    fewer = replace(H200, sm_count=plan.ctas - 1)
-    assert ksieve.plan(rows=shape.most_rows, width=shape.resident_width, k=2048, device=fewer).family != "resident_grid"
-    turns = ksieve.plan(rows=1000, width=shape.resident_width, k=2048, device=H200, family="resident_grid")
-    assert turns.ctas <= H200.sm_count and turns.ctas % turns.splits == 0, "rows are held in turn"
-    studied = length_bins.stats_plan(plan)
-    assert studied.family == "resident_cluster" and studied.capacity >= 2048
-
-
 @pytest.mark.parametrize(
     "asked",
     [
