@@ -46,40 +46,6 @@ def exact(answer, want):
 # ---- an interrupt, and an error of one thread
 
 
-@pytest.mark.extended
-@main_thread_only
-@pytest.mark.parametrize("options", ["", ", sorted=True, return_values=True"])
-@pytest.mark.parametrize("kept", [True, False])
-def test_interrupted_call_leaves_its_arrays_alone(kept, options):
-    script = f"""
-        import signal, time
-        import numpy as np
-        from ksieve import topk
-        def raises(*_): raise KeyboardInterrupt
-        signal.signal(signal.SIGALRM, raises)
-        scores = np.random.default_rng(0).random((1000, 65536), np.float32)
-        topk(scores[:8], k=64{options})
-        for late in (1e-3, 4e-3):
-            out = np.full((1000, 64), -7, np.int32)
-            signal.setitimer(signal.ITIMER_REAL, late)
-            try:
-                topk(scores, k=64{", out=out" if kept else ""}{options})
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                pass
-            at_raise = out.copy()
-            if {kept}:
-                time.sleep(0.1)
-                assert np.array_equal(out, at_raise), (out != at_raise).any(axis=1).sum()
-            else:
-                del scores  # unmapped at once
-                time.sleep(0.1)
-                scores = np.random.default_rng(0).random((1000, 65536), np.float32)
-        print("done")
-    """
-    assert run_script(script) == "done\n"
-
-
 class Gated:
     """Stands for `select_rows`: the caller waits until a helper is inside, then raises; the helper leaves later."""
 

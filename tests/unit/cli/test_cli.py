@@ -119,20 +119,6 @@ def test_an_empty_capture_selects_nothing(run, tmp_path):
     assert np.load(tmp_path / "i.npy").shape == (0, 3)
 
 
-def test_a_failed_selection_keeps_the_older_file(run, capture, tmp_path, monkeypatch):
-    out = tmp_path / "i.npy"
-    np.save(out, np.arange(3))
-
-    def cut(*_, **__):
-        raise ksieve.FileFormatError("cut short")
-
-    monkeypatch.setattr(stream, "select", cut)
-    ran = run("select", capture, "--out", out)
-    assert (ran.code, ran.err.strip()) == (2, "error: cut short")
-    np.testing.assert_array_equal(np.load(out), np.arange(3))
-    assert [p.name for p in tmp_path.iterdir()] == ["i.npy"]
-
-
 # ---- verify ----------------------------------------------------------------------------------------------
 
 

@@ -21,13 +21,6 @@ COMPARED = (
         ("top K in the first and last tenth", "52 to 74 %", "20 % if uniform", "[19 %]", "63 %", "63.25 %"),
     ],
 )
-CHOSEN = (
-    ("view", "margin", "band scans", "exact recovery", "admitted / k", "cost of a row"),
-    [
-        ("calibrated-lines-64", "1.80", "none", "0.003 %", "1.97", "243.2 ns"),
-        ("lines-64 (the planner's own choice)", "1.94", "", "none", "2.05", "243.8 ns"),
-    ],
-)
 REQUESTS = (
     ("request", "invocations", "floor, ms", "selector", "sum, ms"),
     [("245K", "31", "12.25", "ksieve", "13.50"), ("", "", "", "torch.topk", "99.75"), ("430K", "77", "31", "x", "32")],
@@ -52,7 +45,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, width: int | None, *arguments, **se
     return plain(out)
 
 
-@pytest.mark.parametrize("table", [COMPARED, CHOSEN, REQUESTS])
+@pytest.mark.parametrize("table", [COMPARED, REQUESTS])
 def test_nothing_is_lost_and_no_line_too_wide_at_any_width(monkeypatch, table):
     columns, rows = table
     cells = [*columns, *(cell for row in rows for cell in row)]
