@@ -29,13 +29,11 @@ def same(one, two):
 
 
 class Source:
-    """Rows made on demand, as a capture on disk makes them; remembers the largest block asked for."""
+    """Rows made on demand, as a capture on disk makes them."""
 
     def __init__(self, scores, lengths=None):
         self._scores, self.lengths = scores, lengths
         self.rows, self.width = scores.shape
-        self.largest = 0
 
     def rows_block(self, begin, end):
-        self.largest = max(self.largest, end - begin)
         return self._scores[begin:end].copy()

@@ -6,15 +6,12 @@ import sys
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.frontends.jax import ffi as jax_ffi
 from ksieve.frontends.jax.ffi import Handler, XlaError
 from xla_frames import FakeXla
-
-ARRAYS = [np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.zeros((), np.int32), np.zeros((0, 5), np.uint16)]
 
 
 def test_the_version_is_that_of_xla():
