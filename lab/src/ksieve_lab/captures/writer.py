@@ -140,9 +140,9 @@ class CaptureWriter:
             )
         self._draft.publish()
 
-    def discard(self) -> None:
-        """Remove the unfinished file and leave an existing target as it is."""
-        self._draft.discard()
+    def discard(self, error: BaseException | None = None) -> None:
+        """Remove the unfinished file and leave an existing target as it is; a write `error` names the target."""
+        self._draft.discard(error)
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +153,7 @@ class CaptureWriter:
         if kind is None:
             self.close()
         else:
-            self.discard()
+            self.discard(error)
 
 
 def write_factors(
