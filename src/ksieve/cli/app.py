@@ -178,8 +178,6 @@ def _invoke() -> None:
     terminal.reset()
     exits.set_debug(False)
     command: Any = typer.main.get_command(app)
-    with exits.no_verdict():
-        command._main_shell_completion({}, "ksieve")
-        context = command.make_context("ksieve", sys.argv[1:])
-    with context:
+    command._main_shell_completion({}, "ksieve")
+    with command.make_context("ksieve", sys.argv[1:]) as context:
         command.invoke(context)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -57,13 +56,18 @@ def run(command: Callable[[], Any]) -> NoReturn:
 def _run(command: Callable[[], Any]) -> int:
     try:
         command()
-    except typer.Exit as ended:
-        return ended.exit_code
+    except typer.Exit as ended:  # typer's own 1, as of a completion for an unknown shell, is no verdict
+        return ended.exit_code if ended.exit_code != Exit.REFUTED or isinstance(ended.exit_code, Exit) else Exit.ERROR
     except (KeyboardInterrupt, typer.Abort):
         _say(terminal.note, "interrupted")
         return Exit.INTERRUPTED
     except SystemExit as ended:
-        return _code_of(ended)
+        if isinstance(ended.__context__, BrokenPipeError):  # rich leaves so when help is piped into a closed pipe
+            return Exit.BROKEN_PIPE
+        if isinstance(ended.code, str):
+            _say(terminal.complain, ended.code)
+        code = ended.code or Exit.DONE
+        return code if isinstance(code, int) and code != Exit.REFUTED else Exit.ERROR
     except BrokenPipeError:
         _trace()
         return Exit.BROKEN_PIPE
@@ -71,26 +75,11 @@ def _run(command: Callable[[], Any]) -> int:
         _show_usage(error)
         return Exit.ERROR
     except Exception as error:
-        message = _message(error)
-        if message is None:
-            return _internal(error)
         _trace()
-        _say(terminal.complain, message)
-        return Exit.ERROR
+        message = _message(error)
+        _say(terminal.complain, _internal(error) if message is None else message)
+        return Exit.INTERNAL if message is None else Exit.ERROR
     return Exit.DONE
-
-
-@contextlib.contextmanager
-def no_verdict() -> Iterator[None]:
-    """Turn an exit with 1 into an error, where no answer is checked: as in the completion of an unknown shell."""
-    try:
-        yield
-    except typer.Exit as ended:
-        raise typer.Exit(Exit.ERROR if ended.exit_code == Exit.REFUTED else ended.exit_code) from None
-    except SystemExit as ended:
-        if ended.code == Exit.REFUTED and not isinstance(ended.__context__, BrokenPipeError):
-            raise SystemExit(Exit.ERROR) from None
-        raise
 
 
 def judge(answers: Iterable[bool | None]) -> None:
@@ -110,38 +99,22 @@ def _message(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, MemoryError):
         return f"out of memory: {error}" if str(error) else "out of memory"
-    if isinstance(error, FileNotFoundError) and error.filename is not None:
-        return f"no such file: {_text(error.filename)}"
     if isinstance(error, OSError):
-        reason = error.strerror or str(error)
-        return reason if error.filename is None else f"{_text(error.filename)}: {reason}"
+        why, name = error.strerror or str(error), error.filename
+        return why if name is None else f"{os.fsdecode(name) if isinstance(name, bytes) else name}: {why}"
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("ksieve"):
         return f"the Python package {error.name} is not installed"
     return None
 
 
-def _internal(error: BaseException) -> int:
-    _trace()
+def _internal(error: Exception) -> str:
     said = str(error).strip()
     what = type(error).__name__ + (f": {said}" if said else "")
     remedy = "" if _wants_trace() else "; KSIEVE_DEBUG=1 shows where"
-    _say(
-        terminal.complain,
+    return (
         f"internal error: {what}\nThis is a fault of ksieve: please report it with the command and what "
-        f"`ksieve doctor --json` prints{remedy}",
+        f"`ksieve doctor --json` prints{remedy}"
     )
-    return Exit.INTERNAL
-
-
-def _code_of(ended: SystemExit) -> int:
-    """Code of an exit raised below the command line, where 1 and a text mean no verdict."""
-    if isinstance(ended.__context__, BrokenPipeError):  # rich leaves so when help is piped into a closed pipe
-        return Exit.BROKEN_PIPE
-    if ended.code is None:
-        return Exit.DONE
-    if isinstance(ended.code, int) and ended.code != Exit.REFUTED:
-        return ended.code
-    return _internal(ended)
 
 
 def _show_usage(error: Any) -> None:
@@ -171,10 +144,6 @@ def _say(printer: Callable[[str], None], text: str) -> None:
         printer(text)
 
 
-def _text(name: Any) -> str:
-    return os.fsdecode(name) if isinstance(name, (bytes, str)) else str(name)
-
-
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     _say(terminal.note, f"warning: {message}")
 
@@ -191,27 +160,17 @@ def _tolerate_streams() -> None:
 
 def _flush(code: int) -> int:
     """Flush stdout while a failure can still be reported; at interpreter exit it would give exit code 120."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
+    for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError as error:
-            if name == "stdout" and code in (Exit.DONE, Exit.REFUTED):
+            if stream is sys.stdout and code in (Exit.DONE, Exit.REFUTED):
                 code = Exit.BROKEN_PIPE if isinstance(error, BrokenPipeError) else Exit.ERROR
                 if code == Exit.ERROR:
                     _say(terminal.complain, f"standard output: {error.strerror}")
-            _discard(stream)
-        except ValueError:  # closed by a test or an embedding program
-            pass
+            # To the null device, so that the flush at interpreter exit succeeds.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return code
-
-
-def _discard(stream: Any) -> None:
-    """Redirect a stream's descriptor to the null device, so that its flush at interpreter exit succeeds."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
 
 
 @contextlib.contextmanager
@@ -221,10 +180,8 @@ def _signals() -> Iterator[None]:
     A signal that the caller ignores (``nohup``) or handles stays so. Repetitions are ignored during the clean-up:
     ``timeout`` sends SIGTERM to the process and to its group.
     """
-    wanted = {getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)}
-    if threading.current_thread() is not threading.main_thread():
-        wanted = set()
-    wanted = {number for number in wanted if signal.getsignal(number) is signal.SIG_DFL}
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    wanted = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
 
     def leave(number: int, _: Any) -> NoReturn:
         for each in wanted:
