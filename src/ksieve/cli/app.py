@@ -76,21 +76,20 @@ def _with_mode(command: Callable[..., None], *, json: bool, quiet: bool) -> Call
     An error of the library then names the command's option in place of the library's argument.
     """
     signature = inspect.signature(command, eval_str=True)
-    names = written_names(signature)
-    added = {"_json": _JSON} if json else {}
-    if quiet:
-        added["_quiet"] = _QUIET
+    wanted = {"_context": (True, typer.Context), "_json": (json, _JSON), "_quiet": (quiet, _QUIET)}
     extra = [
-        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=a) for n, a in added.items()
+        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=a)
+        for n, (asked, a) in wanted.items()
+        if asked
     ]
 
     @functools.wraps(command)
-    def run(*, _json: bool = False, _quiet: bool = False, **given: Any) -> None:
+    def run(*, _context: typer.Context, _json: bool = False, _quiet: bool = False, **given: Any) -> None:
         terminal.mode.json, terminal.mode.quiet = _json, _quiet
         try:
             command(**given)
         except (ArgumentError, FileFormatError) as error:
-            raise as_written(error, names) from error
+            raise as_written(error, written_names(_context.command)) from error
         finally:
             terminal.reset()
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
-from typer.models import ArgumentInfo
 
 from ksieve.cli.sizes import parse_count
 from ksieve.core.errors import ArgumentError, FileFormatError
@@ -92,19 +90,10 @@ def count(name: str, metavar: str, text: str, *, minimum: int | None = None, **s
     return typer.Option(name, metavar=metavar, help=text, parser=parse, **settings)
 
 
-def written_names(signature: inspect.Signature) -> dict[str, str]:
+def written_names(command: Any) -> dict[str, str]:
     """Name of each parameter of a command as the user writes it: its long option, or the name of the argument."""
-    names = {}
-    for parameter in signature.parameters.values():
-        for info in get_args(parameter.annotation)[1:]:
-            # Typer keeps the first name of an option in `Annotated` as its default.
-            given = (getattr(info, "default", None), *(getattr(info, "param_decls", None) or ()))
-            options = [name for name in given if isinstance(name, str) and name.startswith("--")]
-            if options:
-                names[parameter.name] = options[0]
-            elif isinstance(info, ArgumentInfo) and info.metavar:
-                names[parameter.name] = info.metavar.strip("[].")
-    return names
+    names = {each.name: [*each.opts, (each.metavar or each.name).strip("[].")] for each in command.params}
+    return {name: next((text for text in texts if text.startswith("--")), texts[-1]) for name, texts in names.items()}
 
 
 _CALLED = re.compile(r"""\b(\w+)=(True\b|"[^"]*"|'[^']*'|\([\d, ]+\))""")
