@@ -15,14 +15,13 @@ import json
 import logging
 import os
 import re
-import secrets
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ksieve.core.errors import BackendError
 
@@ -72,17 +71,14 @@ def cache_dir() -> Path:
     For a user without a home directory it is in the directory of temporary files.
     """
     if chosen := os.environ.get("KSIEVE_CACHE_DIR"):
-        with contextlib.suppress(RuntimeError):  # "~" of a user who has no home
-            return Path(chosen).expanduser().absolute()
-        return Path(chosen).absolute()
+        return Path(os.path.expanduser(chosen)).absolute()  # noqa: PTH111 (of a user without a home, Path raises)
     import platformdirs
 
-    with contextlib.suppress(RuntimeError, OSError):
+    with contextlib.suppress(RuntimeError):  # of a user without a home; older versions return a relative path
         found = platformdirs.user_cache_path("ksieve", appauthor=False)
         if found.is_absolute():
             return found
-    user = os.geteuid() if hasattr(os, "geteuid") else "user"
-    return Path(tempfile.gettempdir(), f"ksieve-{user}")
+    return Path(tempfile.gettempdir(), f"ksieve-{os.geteuid()}")
 
 
 def say_once(text: str) -> None:
@@ -160,15 +156,9 @@ class Store:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(_MAGIC + hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
-            try:
-                partial.replace(place)
-            except OSError:
-                if not stat.S_ISDIR(place.lstat().st_mode):
-                    raise
-                grave = self.folder / (_PARTIAL + secrets.token_hex(8))
-                place.rename(grave)
-                shutil.rmtree(grave, ignore_errors=True)
-                partial.replace(place)
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            partial.replace(place)
         except BaseException:
             with contextlib.suppress(OSError):
                 partial.unlink()
@@ -189,16 +179,25 @@ class Store:
 
         If the lock is not acquired within `PATIENCE`, two processes compile the same code, which is harmless.
         """
-        lock = self._lock(self.path(facts).with_suffix(".lock"))
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.path(facts).with_suffix(".lock"), mode=0o600)
+        # Without a lock, `keep` reports the fault.
+        with contextlib.suppress(OSError, ValueError, NotImplementedError, UnusableError):
+            self._make()
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                say_once("another process compiles the same kernels; waiting for it")
+                lock.acquire(timeout=PATIENCE)
         try:
             yield
         finally:
-            if lock is not None:
+            if lock.is_locked:
                 # Before the release, so that the next process locks a file that other processes can find.
                 with contextlib.suppress(OSError):
                     Path(lock.lock_file).unlink()
-                with contextlib.suppress(OSError):
-                    lock.release()
+                lock.release()
 
     def obtain(
         self, facts: Mapping[str, Any], make: Callable[[], Code], *, required: bool = False
@@ -243,13 +242,11 @@ class Store:
         removed, failed = 0, []
         for path in self._files():
             try:
-                if stat.S_ISDIR(path.lstat().st_mode):
+                if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
-                    path.unlink()
+                    path.unlink(missing_ok=True)
                 removed += 1
-            except FileNotFoundError:
-                pass
             except OSError as error:
                 failed.append(f"{path}: {reason(error)}")
         if failed:
@@ -278,26 +275,6 @@ class Store:
                 place.mkdir(mode=0o700, exist_ok=True)
         self._check()
 
-    def _lock(self, path: Path) -> Any:
-        """Return an acquired lock, or None if it cannot be acquired; `keep` then reports the fault."""
-        from filelock import FileLock, Timeout
-
-        try:
-            self._make()
-            lock = FileLock(path, mode=0o600)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                say_once("another process compiles the same kernels; waiting for it")
-                lock.acquire(timeout=PATIENCE)
-        except Timeout:
-            _log.warning("it has taken more than %d seconds; compiling without waiting for it", PATIENCE)
-        except (OSError, ValueError, NotImplementedError, UnusableError):
-            pass
-        else:
-            return lock
-        return None
-
     def _not_kept(self, error: Exception) -> str:
         return (
             f"compiled kernels cannot be kept in {self.root} ({reason(error)}): "
@@ -320,17 +297,29 @@ def _check(status: os.stat_result, path: Path, *, sticky: bool = False) -> None:
     """Raise `UnusableError` if a path is no directory, or if a user other than the caller or root could change it."""
     if not stat.S_ISDIR(status.st_mode):
         raise UnusableError(f"{path} is no directory")
-    check_owner(status, str(path), sticky=sticky)
+    _check_owner(status, str(path), sticky=sticky)
 
 
-def check_owner(status: os.stat_result, name: str, *, sticky: bool = False) -> None:
+def _check_owner(status: os.stat_result, name: str, *, sticky: bool = False) -> None:
     """Raise `UnusableError` if a user other than the caller or root could change a file or directory."""
-    if not hasattr(os, "geteuid"):  # Windows: the user's profile is protected by its own access lists
-        return
     if status.st_uid not in (0, os.geteuid()):
         raise UnusableError(f"{name} belongs to user {status.st_uid}, neither to you nor to root")
     if status.st_mode & 0o022 and not (sticky and status.st_mode & stat.S_ISVTX):
         raise UnusableError(f"{name} can be written by others: chmod go-w {name}")
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int = 0) -> Iterator[BinaryIO]:
+    """Open a file to read; no pipe is waited for.
+
+    Raises `OSError`, or `UnusableError` if it is no regular file, or another user could have written it.
+    """
+    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UnusableError("it is no regular file")
+        _check_owner(status, str(path))
+        yield file
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Code]:
@@ -339,20 +328,10 @@ def _read(path: Path) -> tuple[dict[str, Any], Code]:
     Raises `OSError`, `ValueError`, `UnusableError` or `RecursionError` if the entry is absent (FileNotFoundError),
     is damaged, or could have been written by another user.
     """
-    # Do not follow a link, nor wait for a pipe.
-    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")]
-    handle = os.open(path, os.O_RDONLY | sum(flags))
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise UnusableError("it is no regular file")
-        check_owner(status, str(path))
-        if status.st_size > MOST_BYTES:
+    with opened(path, os.O_NOFOLLOW) as file:
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
             raise UnusableError(f"it is larger than {MOST_BYTES >> 20} MiB")
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            content = file.read(MOST_BYTES + 1)
-    finally:
-        os.close(handle)
+        content = file.read(MOST_BYTES + 1)
     head, _, rest = content.partition(b"\n")
     if head != _MAGIC + hashlib.sha256(rest).hexdigest().encode():
         raise UnusableError("it is damaged")

@@ -1,10 +1,10 @@
 """Bundles: one file of compiled kernels that a process loads without a compiler, a cache or a writable directory.
 
 A bundle is a zip archive without compression, whose checksums tell what is damaged. Its member ``index.json`` says
-which ksieve made it, from which sources and with which compiler, and lists the kernels with their defines. The bytes
-depend on the kernels alone: the compiler's reports, which contain times and paths, are not kept. ``KSIEVE_BUNDLE``
-names the bundle of a process: its kernels are used before those of the cache, and before one is compiled. A kernel is
-found by what decides its machine code but the compiler, since the process may have none (`cache.identity_of`).
+which ksieve made it, from which sources and with which compiler, and lists the kernels. The bytes depend on the kernels
+alone: the compiler's reports, which contain times and paths, are not kept. ``KSIEVE_BUNDLE`` names the bundle of a
+process: its kernels are used before those of the cache, and before one is compiled. A kernel is found by what decides
+its machine code but the compiler, since the process may have none (`cache.identity_of`).
 
 A bundle is used only if it belongs to the caller or root and no other user can write it, like an entry of the cache.
 """
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ksieve._version import __version__
-from ksieve.backends.code_cache import MOST_BYTES, UnusableError, check_owner, reason, say_once
+from ksieve.backends.code_cache import MOST_BYTES, UnusableError, opened, reason, say_once
 from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin, Sources
@@ -35,7 +35,6 @@ from ksieve.core.errors import BackendError
 
 VARIABLE = "KSIEVE_BUNDLE"
 
-_FORMAT = "ksieve bundle 1"
 _INDEX = "index.json"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """Time of every member: the earliest that a zip archive can hold."""
@@ -46,19 +45,19 @@ class Bundle:
     """The index of a bundle.
 
     `ksieve`: version that made it. `sources`: digest of the CUDA sources that it was compiled from. `compiler`: such as
-    "nvrtc 13.0". `kernels`: architecture of each, by member.
+    "nvrtc 13.0". `kernels`: the members, each in a folder of its architecture.
     """
 
     path: Path
     ksieve: str
     sources: str
     compiler: str
-    kernels: Mapping[str, str]
+    kernels: frozenset[str]
 
     @property
     def architectures(self) -> dict[str, int]:
         """Number of kernels of each architecture."""
-        return dict(sorted(Counter(self.kernels.values()).items()))
+        return dict(sorted(Counter(member.partition("/")[0] for member in self.kernels).items()))
 
     def check(self, arch: str) -> None:
         """Raise `BackendError` if no kernel is for an architecture."""
@@ -83,18 +82,15 @@ class Bundle:
 
 def pack(kernels: Mapping[KernelSpec, Cubin], sources: Sources, made_with: str) -> bytes:
     """Return the bytes of a bundle, the same for the same kernels in any order; `made_with` names the compiler."""
-    members = {_member(spec, sources.digest): (spec, cubin) for spec, cubin in kernels.items()}
-    listed = [
-        {"member": member, "arch": spec.arch, "kernel": spec.stem, "defines": dict(spec.defines)}
-        for member, (spec, _) in sorted(members.items())
-    ]
-    facts = {"format": _FORMAT, "ksieve": __version__, "sources": sources.digest, "compiler": made_with}
-    index = json.dumps(facts | {"kernels": listed}, indent=1).encode()
+    members = {_member(spec, sources.digest): cubin.code for spec, cubin in kernels.items()}
+    facts = {"ksieve": __version__, "sources": sources.digest, "compiler": made_with}
+    index = json.dumps(facts | {"kernels": sorted(members)}, indent=1).encode()
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(_info(_INDEX), index)
-        for member, (_, cubin) in sorted(members.items()):
-            archive.writestr(_info(member), cubin.code)
+        for member, content in [(_INDEX, index), *sorted(members.items())]:
+            info = zipfile.ZipInfo(member, _EPOCH)
+            info.create_system, info.external_attr = 3, 0o644 << 16
+            archive.writestr(info, content)
     return whole.getvalue()
 
 
@@ -118,11 +114,9 @@ def read(path: Path) -> Bundle:
     """
     with _errors(path), _opened(path) as archive:
         facts = json.loads(_content(archive, _INDEX))
-        if facts["format"] != _FORMAT:
-            raise UnusableError(f"it is no bundle of the format {_FORMAT!r}")
-        archs = {str(one["member"]): str(one["arch"]) for one in facts["kernels"]}
-        made = Bundle(path, str(facts["ksieve"]), str(facts["sources"]), str(facts["compiler"]), archs)
-        if missing := made.kernels.keys() - set(archive.namelist()):
+        ksieve, sources, made_with = (str(facts[name]) for name in ("ksieve", "sources", "compiler"))
+        made = Bundle(path, ksieve, sources, made_with, frozenset(facts["kernels"]))
+        if missing := made.kernels - set(archive.namelist()):
             raise UnusableError(f"{len(missing)} of its kernels are missing")
     if made.ksieve != __version__:
         raise _refused(path, f"it was made by ksieve {made.ksieve}, and this is {__version__}", *made.architectures)
@@ -186,23 +180,11 @@ def _member(spec: KernelSpec, digest: str) -> str:
     return f"{spec.arch}/{spec.entry}-{hashlib.sha256(named).hexdigest()[:32]}.cubin"
 
 
-def _info(member: str) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(member, _EPOCH)
-    info.create_system, info.external_attr = 3, 0o644 << 16
-    return info
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    # The variable may name a link, of which the target counts; a pipe is not waited for.
-    flags = [getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY")]
-    with os.fdopen(os.open(path, os.O_RDONLY | sum(flags)), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise UnusableError("it is no regular file")
-        check_owner(status, str(path))
-        with zipfile.ZipFile(file) as archive:
-            yield archive
+    # The variable may name a link, of which the target counts.
+    with opened(path) as file, zipfile.ZipFile(file) as archive:
+        yield archive
 
 
 def _content(archive: zipfile.ZipFile, member: str) -> bytes:
