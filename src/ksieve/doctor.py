@@ -22,7 +22,7 @@ from ksieve import self_test
 from ksieve._version import __version__
 from ksieve.backends import code_cache
 from ksieve.backends.cpu import thread_count
-from ksieve.backends.cuda.runtime.driver import LEAST_CUDA, install
+from ksieve.backends.cuda.runtime.driver import install
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.paths import is_folder, read_utf8
@@ -57,15 +57,10 @@ class Driver:
     problem: str | None
 
     @property
-    def number(self) -> int | None:
-        """Its CUDA version as the driver numbers it: 12080 for 12.8."""
-        major, _, minor = (self.cuda or "").partition(".")
-        return int(major) * 1000 + int(minor or 0) * 10 if major.isdigit() else None
-
-    @property
     def install(self) -> str:
         """Command that installs the extra for it: with another one its kernels are refused, or there are none."""
-        return install(self.number)
+        major, _, minor = (self.cuda or "").partition(".")
+        return install(int(major) * 1000 + int(minor or 0) * 10 if major.isdigit() else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +169,7 @@ def examine(progress: Progress = lambda _: None) -> Report:
         caches={kind: _cache(kind) for kind in code_cache.KINDS},
         tests=tuple(tests),
         launch_shapes=launch_shapes(_devices(driver) if tests[1].ran else ()),
-        bundle=bundle(driver),
+        bundle=bundle(),
     )
 
 
@@ -259,10 +254,8 @@ def advise(report: Report) -> Advice | None:
 def _cpu_advice(report: Report, cpu: SelfTest) -> Advice | None:
     if cpu.ran:
         return None
-    serious = not report.test("cuda").ran
-    if report.packages["numba"] is None:
-        return Advice("the CPU backend needs Numba, which is not installed", "pip install numba", serious)
-    return Advice(f"the CPU backend does not run: {cpu.problem}", "pip install --upgrade numba numpy", serious)
+    text = f"the CPU backend does not run: {cpu.problem}"
+    return Advice(text, "pip install --upgrade numba numpy", serious=not report.test("cuda").ran)
 
 
 def _cuda_advice(report: Report, cuda: SelfTest) -> Advice | None:
@@ -270,27 +263,10 @@ def _cuda_advice(report: Report, cuda: SelfTest) -> Advice | None:
     if cuda.ran:
         return None
     if report.driver.problem is not None:
-        if report.visible is not None and report.visible.strip() in ("", "-1"):
-            return Advice("CUDA_VISIBLE_DEVICES hides every GPU from this process", "unset CUDA_VISIBLE_DEVICES")
-        return Advice(f"an NVIDIA driver is installed but offers no GPU: {report.driver.problem}", "nvidia-smi")
-    driver, name = report.driver, report.driver.gpus[0].name
-    if report.bundle is not None and report.bundle.problem is not None:
-        return Advice(report.bundle.problem, "unset KSIEVE_BUNDLE")
-    if driver.number is not None and driver.number < LEAST_CUDA:
-        return Advice(
-            f"the NVIDIA driver supports CUDA {driver.cuda} and is too old: update it to 580 or newer, or to 550 or "
-            f"newer with the extra cuda12 ({driver.install})",
-        )
-    if report.packages["cuda-core"] is None or report.packages["cuda-bindings"] is None or report.nvrtc is None:
-        return Advice(f"the {name} is not used: the CUDA packages are incomplete ({cuda.problem})", driver.install)
-    ours, theirs = (re.findall(r"\d+", text or "") for text in (report.nvrtc, driver.cuda))
-    if ours and theirs and int(ours[0]) > int(theirs[0]):
-        return Advice(
-            f"NVRTC {report.nvrtc} is newer than the driver, which supports CUDA {driver.cuda}: install the extra for "
-            "it, or update the driver",
-            driver.install,
-        )
-    return Advice(f"the {name} is not used: {cuda.problem}", None)
+        hidden = "" if report.visible is None else f"; CUDA_VISIBLE_DEVICES is {report.visible!r}"
+        return Advice(f"an NVIDIA driver is installed but offers no GPU: {report.driver.problem}{hidden}", "nvidia-smi")
+    command = re.search(r"pip install '[^']*'|unset KSIEVE_BUNDLE", cuda.problem or "")
+    return Advice(f"the {report.driver.gpus[0].name} is not used: {cuda.problem}", command and command[0])
 
 
 # ---- facts ---------------------------------------------------------------------------------------------------
@@ -375,19 +351,15 @@ def _nvrtc() -> str | None:
         return None
 
 
-def bundle(driver: Driver) -> Bundle | None:
-    """Describe the file that KSIEVE_BUNDLE names, None without one; it has to serve every GPU of `driver`."""
+def bundle() -> Bundle | None:
+    """Describe the file that KSIEVE_BUNDLE names, None without one."""
     from ksieve.backends.cuda.jit import bundle as bundles
-    from ksieve.backends.cuda.jit.spec import architecture
 
     path = bundles.named()
     if path is None:
         return None
     try:
         found = bundles.read(path)
-        for gpu in driver.gpus:
-            if gpu.capability >= (8, 0):
-                found.check(architecture(gpu.capability))
     except BackendError as error:
         return Bundle(str(path), {}, problem=str(error))
     return Bundle(str(path), found.architectures, found.compiler)
