@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from ksieve.core.atomic import replacing
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import look, reason, same_file
-from ksieve.core.problem import check_k
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.files.arrays import load_array
 from ksieve.files.columns import share_lengths
@@ -131,14 +130,13 @@ def index_writer(path: Path | None, rows: int, k: int) -> Iterator[Write]:
 
     The target is replaced only when every row has been written.
     """
-    check_k(k)
-    check_output("--out", path, INDEX_SUFFIXES)
     if path is None:
         yield lambda begin, indices: None
         return
     with replacing(path, size=4 * rows * k) as file:
         if path.suffix == ".npy":
-            _npy_header(file, rows, k)
+            header = {"descr": "<i4", "fortran_order": False, "shape": (rows, k)}
+            np.lib.format.write_array_header_1_0(file, header)
         else:
             write_header(file, "indices", "I32", (rows, k), 4 * rows * k, {"k": str(k), "sentinel": "-1"})
 
@@ -177,16 +175,11 @@ def _holds_scores(path: Path) -> bool:
         return False
 
 
-def _npy_header(file: BinaryIO, rows: int, columns: int) -> None:
-    np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (rows, columns)})
-
-
 def write_stats(path: Path, stats: Stats) -> None:
     """Write the statistics of every row: named columns as .csv, the raw int32 array as .npy."""
     with replacing(path) as file:
         if path.suffix == ".npy":
-            _npy_header(file, *stats.raw.shape)
-            file.write(np.ascontiguousarray(stats.raw, dtype="<i4").data)
+            np.save(file, stats.raw.astype("<i4", copy=False))
         else:
             header = ",".join(("row", *STATS_COLUMNS))
             numbered = np.column_stack([np.arange(len(stats)), stats.raw])

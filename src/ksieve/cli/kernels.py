@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ksieve.cli import ahead, terminal
-from ksieve.cli.options import Dtype, Engine, PolicyName, choice, count, flag, output
+from ksieve.cli.options import Dtype, Engine, PolicyName, choice, count, flag, output, refuse
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import Options
@@ -82,13 +82,9 @@ def build(
 
     With --bundle the cache need not be writable. A process with KSIEVE_BUNDLE needs neither a compiler nor a cache.
     """
+    given: dict[str, object] = locals().copy()
     if cpu:
-        cuda_alone = {
-            "arch": arch, "k": k, "width": width, "rows": rows, "dtype": dtype, "family": family, "policy": policy,
-            "stats": stats, "for": engine, "max-rows": max_rows, "max-width": max_width, "ranks": ranks,
-            "tiles": tiles, "bundle": bundle,
-        }  # fmt: skip
-        _refuse(cuda_alone, "nothing with --cpu: CPU kernels are the same for every call")
+        refuse(given | {"cpu": False}, "nothing with --cpu: CPU kernels are the same for every call")
         ahead.cpu()
         return
     from ksieve.backends.code_cache import Store
@@ -102,12 +98,11 @@ def build(
     dtypes = [d.value for d in dtype or [Dtype.float32]]
     fixed: dict[str, object] = {"family": family, "policy": policy, "stats": stats}
     if engine is not None:
-        _refuse({"rows": rows, "width": width} | fixed, "nothing with --for, which has --max-rows and --max-width")
+        refuse({"rows": rows, "width": width} | fixed, "nothing with --for, which has --max-rows and --max-width")
     else:
-        sizes = {"max-rows": max_rows, "max-width": max_width}
-        _refuse(sizes, "a number with --for; --rows and --width list shapes")
+        refuse({"max_rows": max_rows, "max_width": max_width}, "a number with --for; --rows and --width list shapes")
     if ranks:
-        _refuse(fixed, "nothing with --ranks")
+        refuse(fixed, "nothing with --ranks")
     named = [device for a in arch or () for device in planning.devices_of_arch(a)]
     file = None if bundle is None else ahead.bundle_target(bundle)
     if bundle is None and not Store("cuda").writable():
@@ -179,13 +174,6 @@ def build(
     )
 
 
-def _refuse(given: Mapping[str, object], takes: str) -> None:
-    """Refuse options that others exclude."""
-    for name, value in given.items():
-        if value:
-            raise ArgumentError(f"--{name}", value, takes)
-
-
 def _kind_of(spec: KernelSpec, plan: Plan | None) -> str:
     """What a kernel is, in the table of ``build``; those of ranks and of tiles have no plan."""
     if plan is None:
@@ -230,32 +218,18 @@ def cache(clear: Annotated[bool, flag("--clear", "Remove every compiled kernel."
         terminal.say(f"removed {removed} {'entry' if removed == 1 else 'entries'} from {path}")
         return
     found = [entry for store in stores.values() for entry in store.entries()]
-    damaged = sum(entry.facts is None for entry in found)
-    problem = next(filter(None, (store.problem() for store in stores.values())), None)
-    size = sum(entry.size for entry in found)
-    terminal.facts(
-        {
-            "path": path,
-            "entries": f"{len(found)}" + (f", {damaged} not usable (compiled again when needed)" if damaged else ""),
-            "size": f"{size / 1024:.0f} KiB",
-            **({} if problem is None else {"not used": problem}),
-        }
-    )
+    facts = {
+        "path": str(path),
+        "problem": next(filter(None, (store.problem() for store in stores.values())), None),
+        "entries": len(found),
+        "damaged": sum(entry.facts is None for entry in found),
+        "bytes": sum(entry.size for entry in found),
+    }
     columns = ("kernel", "arch", "compiler", "ksieve")
     kinds = Counter(tuple(str(e.facts.get(name, "?")) for name in columns) for e in found if e.facts is not None)
-    terminal.result(
-        lambda: {
-            "path": str(path),
-            "problem": problem,
-            "entries": len(found),
-            "damaged": damaged,
-            "bytes": size,
-            "kernels": [
-                dict(zip(columns, kind, strict=True)) | {"entries": number} for kind, number in sorted(kinds.items())
-            ],
-        }
-    )
+    kernels = [dict(zip(columns, kind, strict=True)) | {"entries": number} for kind, number in sorted(kinds.items())]
+    terminal.result(lambda: facts | {"kernels": kernels})
+    terminal.facts({name: value for name, value in facts.items() if value is not None})
     if kinds:
         terminal.say()
-        rows = [[*kind, str(count)] for kind, count in sorted(kinds.items())]
-        terminal.table([*columns, "entries"], rows)
+        terminal.table([*columns, "entries"], [list(map(str, kernel.values())) for kernel in kernels])

@@ -90,6 +90,13 @@ def count(name: str, metavar: str, text: str, *, minimum: int | None = None, **s
     return typer.Option(name, metavar=metavar, help=text, parser=parse, **settings)
 
 
+def refuse(given: Mapping[str, object], takes: str) -> None:
+    """Refuse parameters of a command that others exclude; None, False and an empty list pass."""
+    for name, value in given.items():
+        if value:
+            raise ArgumentError(name, value, takes)
+
+
 def written_names(command: Any) -> dict[str, str]:
     """Name of each parameter of a command as the user writes it: its long option, or the name of the argument."""
     names = {each.name: [*each.opts, (each.metavar or each.name).strip("[].")] for each in command.params}

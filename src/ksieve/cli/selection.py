@@ -23,6 +23,7 @@ from ksieve.cli.options import (
     count,
     flag,
     output,
+    refuse,
     words,
 )
 from ksieve.core.errors import ArgumentError
@@ -104,7 +105,11 @@ def select(
         source = parts[0] if in_rows else JoinedColumns(parts)
         slots = suggested_k(source, k)
         if not in_rows:
-            _refuse_in_tiles(stats=stats, stats_out=stats_out, policy=policy, backend=backend)
+            reference = backend.value if backend is Backend.reference else None
+            refuse(
+                {"stats": stats, "stats_out": stats_out, "policy": policy, "backend": reference},
+                f"nothing of it with --next or rows of more than {BLOCK_BYTES // 4:,} scores: these are read by tiles",
+            )
         if rank:
             split.select(source, slots, lambda begin, indices: None, rank=rank, world=world, **wanted)
             return
@@ -143,20 +148,6 @@ def select(
             "routes": None if result.stats is None else routes(result.stats, valid),
         }
     )
-
-
-def _refuse_in_tiles(*, stats: bool, stats_out: str | None, policy: str | None, backend: Backend) -> None:
-    """Refuse options that rows which are read by tiles of columns do not take."""
-    given = {"--stats": "rows" if stats else None, "--stats-out": stats_out, "--policy": policy}
-    if backend is Backend.reference:
-        given["--backend"] = backend.value
-    for name, value in given.items():
-        if value is not None:
-            most = BLOCK_BYTES // 4
-            takes = (
-                f"nothing of it with --next or rows of more than {most:,} scores: these are read by tiles of columns"
-            )
-            raise ArgumentError(name, value, takes)
 
 
 def suggested_k(source: Scores | JoinedColumns, k: int | None) -> int:

@@ -44,7 +44,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_build_fills_the_cache_once_and_cache_shows_and_clears_it(run, tmp_path):
-    assert run("cache").splitlines() == [f"path     {tmp_path / 'kernels'}", "entries  0", "size     0 KiB"]
+    assert run("cache").splitlines() == [f"path     {tmp_path / 'kernels'}", "entries  0", "damaged  0", "bytes    0"]
     first = run(*ROW_KERNEL)
     assert (
         "register_block direct float32 sm_90a" in first and "1 kernel in" in first and "1 of them compiled now" in first
@@ -54,7 +54,7 @@ def test_build_fills_the_cache_once_and_cache_shows_and_clears_it(run, tmp_path)
     shown = run("cache")
     assert "entries  1" in shown and entry.facts["compiler"] in shown
     entry.path.write_bytes(b"cut")
-    assert "entries  1, 1 not usable (compiled again when needed)" in run("cache")
+    assert "entries  1\ndamaged  1\n" in run("cache")
     assert run("cache", "--clear").startswith("removed 1 entry from ")
     assert list(Store("cuda").entries()) == []
 
