@@ -72,16 +72,15 @@ def say(text: object = "", *, style: str | None = None) -> None:
     stdout().print(Text(safe(text, lines=True), style=style or ""))
 
 
-def print_json(facts: Any) -> None:
-    """Print the facts of a command as one JSON object on stdout: NaN and infinities are null."""
-    # Characters beyond ASCII are escaped: any locale can print them, and no control character reaches the terminal.
-    _Console(highlight=False, soft_wrap=True).out(json.dumps(plain(facts), indent=1, allow_nan=False), highlight=False)
-
-
 def result(facts: Callable[[], Any]) -> None:
-    """Print a command's facts with ``--json``; `facts` is called only then."""
+    """With ``--json``, print a command's facts as one JSON object: NaN and infinities are null.
+
+    `facts` is called only then.
+    """
     if mode.json:
-        print_json(facts())
+        # Characters beyond ASCII are escaped: any locale can print them, and none controls the terminal.
+        text = json.dumps(plain(facts()), indent=1, allow_nan=False)
+        _Console(highlight=False, soft_wrap=True).out(text, highlight=False)
 
 
 def complain(text: object) -> None:
@@ -212,20 +211,15 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
     if mode.quiet or not console.is_terminal:
         yield lambda _: None
         return
-    with console.status(escape(safe(text))) as shown:
-
-        def say(new: str) -> None:
-            shown.update(escape(safe(new)))
-
-        with _shown(say):
-            yield say
+    with console.status(escape(safe(text))) as shown, _shown(lambda new: shown.update(escape(safe(new)))) as say:
+        yield say
 
 
 @contextmanager
-def _shown(say: Callable[[str], None]) -> Iterator[None]:
+def _shown(say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
     _line.append(say)
     try:
-        yield
+        yield say
     finally:
         _line.pop()
 

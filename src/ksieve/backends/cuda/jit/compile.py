@@ -107,11 +107,6 @@ def compiler_version() -> str:
     return f"nvrtc {major}.{minor}"
 
 
-def _release(version: str) -> tuple[int, ...]:
-    """Numbers of a `compiler_version`."""
-    return tuple(int(number) for number in re.findall(r"\d+", version))
-
-
 def check_packages() -> None:
     """Raise the `BackendError` of a compilation if packages that it needs are missing."""
     compiler_version()
@@ -158,7 +153,7 @@ def _compiled(spec: KernelSpec, sources: Sources) -> tuple[Any, Cubin]:
         define_macro=[(name, str(value)) for name, value in spec.defines],
         ptxas_options="-v",
         # From 12.9 on NVRTC finds machine code in the driver's cache, and then ptxas reports no registers and spills.
-        no_cache=_release(version) >= (12, 9),
+        no_cache=tuple(map(int, re.findall(r"\d+", version))) >= (12, 9),
     )
     log = io.StringIO()
     try:
@@ -199,11 +194,7 @@ _importing = threading.Lock()
 def _cuda_core() -> tuple[Any, Any]:
     try:
         with _importing:
-            try:
-                from cuda.core import Program, ProgramOptions
-            except ImportError:
-                # Before cuda-core 0.5 the same classes lived here.
-                from cuda.core.experimental import Program, ProgramOptions
+            from cuda.core import Program, ProgramOptions
     except ImportError as error:
         raise missing_package(error) from None
     return Program, ProgramOptions
