@@ -24,9 +24,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rich.filesize import decimal
+
 from ksieve.core.errors import ArgumentError
 from ksieve.core.paths import as_path, look, reason
-from ksieve.core.text import bytes_text
 
 
 class Draft:
@@ -89,8 +90,8 @@ class Draft:
             raise ArgumentError("path", repr(str(self.path)), "a path in a folder that exists")
         disk = shutil.disk_usage(place.parent)
         if size > disk.free and disk.total:  # some network file systems know neither
-            free = f"a disk with as much room: this one has {bytes_text(disk.free)}"
-            raise ArgumentError("path", f"{str(self.path)!r} for {bytes_text(size)}", free)
+            free = f"a disk with as much room: this one has {decimal(disk.free)}"
+            raise ArgumentError("path", f"{str(self.path)!r} for {decimal(size)}", free)
         if found is not None:
             # Raises if the file is write-protected, as writing in place would.
             os.close(os.open(self.path, os.O_WRONLY))

@@ -52,14 +52,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def bytes_text(size: float) -> str:
-    """Write a number of bytes with one decimal: ``12 bytes``, ``3.4 kB``, ``5.6 GB``."""
-    if size < 1000:
-        return f"{size} bytes"
-    for unit in ("kB", "MB", "GB", "TB"):
-        size /= 1000
-        if size < 1000:
-            return f"{size:,.1f} {unit}"
-    return f"{size / 1000:,.1f} PB"

@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.filesize import decimal
 
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path
-from ksieve.core.text import bytes_text
 from ksieve.files.arrays import Array, read_header
 from ksieve.files.scores import FLOATS, K_KEY, KIND_KEY, VERSION_KEY, ScoreFile, stored_k
 from ksieve_lab.captures.factors import FACTORS, Factors
@@ -128,9 +128,9 @@ class Capture(ScoreFile):
         least, most, total = self.valid_scores()
         matrix = self.rows * self.width * itemsize(self.dtype)
         facts = {
-            "file": f"{self.path} ({bytes_text(self.path.stat().st_size)})",
+            "file": f"{self.path} ({decimal(self.path.stat().st_size)})",
             "kind": self.kind,
-            "scores": f"{self.rows:,} rows x {self.width:,} {self.dtype} ({bytes_text(matrix)})",
+            "scores": f"{self.rows:,} rows x {self.width:,} {self.dtype} ({decimal(matrix)})",
             "lengths": f"{least:,} to {most:,}, {total:,} valid scores" if self.rows else "none",
         }
         if self.kind == "factors":

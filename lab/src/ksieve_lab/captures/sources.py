@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.filesize import decimal
 
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
-from ksieve.core.text import bytes_text
 from ksieve.files.arrays import Array, map_npy, pick, read_header, readable
 from ksieve_lab.captures.factors import FACTORS
 
@@ -72,7 +72,7 @@ def _of_archive(path: Path, name: str | None, prefer: str, folder: str) -> Sourc
         chosen = pick(path, dict.fromkeys(members, ""), name, prefer)
         member = archive.getinfo(members[chosen])
         if member.file_size > shutil.disk_usage(folder).free:
-            size = bytes_text(member.file_size)
+            size = decimal(member.file_size)
             raise FileFormatError(f"{path}: array {chosen!r} takes {size} of the disk of temporary files (TMPDIR)")
         extracted = archive.extract(member, folder)
     try:
