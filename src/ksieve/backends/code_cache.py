@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ksieve.core.errors import BackendError
+from ksieve.core.paths import reason
+from ksieve.core.text import parse_json
 
 KINDS = ("cpu", "cuda")
 """Directories of the cache."""
@@ -43,7 +45,7 @@ _log = logging.getLogger(__name__)
 _said: set[str] = set()
 
 
-class UnusableError(Exception):
+class UnusableError(ValueError):
     """A file or directory of the cache is not used, for the reason in the message."""
 
 
@@ -57,12 +59,11 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry on disk, as listed by `Store.entries`; for an unusable one `facts` is None and a reason is given."""
+    """One entry on disk, as listed by `Store.entries`; for an unusable one `facts` is None."""
 
     path: Path
     size: int
     facts: dict[str, Any] | None
-    problem: str | None = None
 
 
 def cache_dir() -> Path:
@@ -109,7 +110,7 @@ class Store:
             self._check()
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, UnusableError) as error:
+        except (OSError, ValueError) as error:
             return reason(error)
         return None
 
@@ -137,7 +138,7 @@ class Store:
                 raise UnusableError("it holds the code of something else")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, UnusableError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             say_once(f"compiled code in {path} is not used ({reason(error)}); it is compiled again")
             return None
         return code
@@ -168,7 +169,7 @@ class Store:
         """`save`, but a failure costs one warning, or a `BackendError` where the entry is `required`."""
         try:
             self.save(facts, code)
-        except (OSError, ValueError, UnusableError) as error:
+        except (OSError, ValueError) as error:
             if required:
                 raise BackendError(self._not_kept(error)) from error
             say_once(self._not_kept(error) + "; each process compiles its own")
@@ -183,7 +184,7 @@ class Store:
 
         lock = FileLock(self.path(facts).with_suffix(".lock"), mode=0o600)
         # Without a lock, `keep` reports the fault.
-        with contextlib.suppress(OSError, ValueError, NotImplementedError, UnusableError):
+        with contextlib.suppress(OSError, ValueError, NotImplementedError):
             self._make()
             try:
                 lock.acquire(timeout=0)
@@ -217,20 +218,20 @@ class Store:
 
     def entries(self) -> Iterator[Entry]:
         """List the entries on disk, with the unusable ones; none if the cache is absent or cannot be read."""
-        problem = self.problem()
+        used = self.problem() is None
         for path in self._files():
             if path.suffix != _SUFFIX or path.name.startswith(_PARTIAL):
                 continue
-            facts, why, size = None, problem, 0
+            facts, size = None, 0
             try:
                 size = path.lstat().st_size
-                if why is None:
+                if used:
                     facts = _read(path)[0]
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError, UnusableError, RecursionError) as error:
-                why = reason(error)
-            yield Entry(path, size, facts, why)
+            except (OSError, ValueError):
+                pass
+            yield Entry(path, size, facts)
 
     def clear(self) -> int:
         """Remove every entry and all temporary files of interrupted processes; return the number removed.
@@ -275,7 +276,7 @@ class Store:
                 place.mkdir(mode=0o700, exist_ok=True)
         self._check()
 
-    def _not_kept(self, error: Exception) -> str:
+    def _not_kept(self, error: OSError | ValueError) -> str:
         return (
             f"compiled kernels cannot be kept in {self.root} ({reason(error)}): "
             "set KSIEVE_CACHE_DIR to a directory that you alone can write"
@@ -284,13 +285,6 @@ class Store:
 
 def _canonical(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, sort_keys=True)
-
-
-def reason(error: BaseException) -> str:
-    """Return what is wrong with a file, in a few words."""
-    if isinstance(error, RecursionError):
-        return "it is damaged"
-    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
 def _check(status: os.stat_result, path: Path, *, sticky: bool = False) -> None:
@@ -302,6 +296,8 @@ def _check(status: os.stat_result, path: Path, *, sticky: bool = False) -> None:
 
 def _check_owner(status: os.stat_result, name: str, *, sticky: bool = False) -> None:
     """Raise `UnusableError` if a user other than the caller or root could change a file or directory."""
+    if not hasattr(os, "geteuid"):  # Windows: the user's profile is protected by its own access lists
+        return
     if status.st_uid not in (0, os.geteuid()):
         raise UnusableError(f"{name} belongs to user {status.st_uid}, neither to you nor to root")
     if status.st_mode & 0o022 and not (sticky and status.st_mode & stat.S_ISVTX):
@@ -314,7 +310,8 @@ def opened(path: Path, flags: int = 0) -> Iterator[BinaryIO]:
 
     Raises `OSError`, or `UnusableError` if it is no regular file, or another user could have written it.
     """
-    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags | os.O_NONBLOCK)) as file:
+    flags |= getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise UnusableError("it is no regular file")
@@ -325,10 +322,10 @@ def opened(path: Path, flags: int = 0) -> Iterator[BinaryIO]:
 def _read(path: Path) -> tuple[dict[str, Any], Code]:
     """Return the facts and the code of an entry.
 
-    Raises `OSError`, `ValueError`, `UnusableError` or `RecursionError` if the entry is absent (FileNotFoundError),
-    is damaged, or could have been written by another user.
+    Raises `OSError` or `ValueError` if the entry is absent (FileNotFoundError), is damaged, or could have been written
+    by another user.
     """
-    with opened(path, os.O_NOFOLLOW) as file:
+    with opened(path, getattr(os, "O_NOFOLLOW", 0)) as file:
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
             raise UnusableError(f"it is larger than {MOST_BYTES >> 20} MiB")
         content = file.read(MOST_BYTES + 1)
@@ -336,8 +333,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Code]:
     if head != _MAGIC + hashlib.sha256(rest).hexdigest().encode():
         raise UnusableError("it is damaged")
     header, _, code = rest.partition(b"\n")
-    described = json.loads(header)
-    match described:
+    match parse_json(header):
         case {"facts": dict(facts), "report": str(report)}:
             return facts, Code(code, report)
     raise UnusableError("it is damaged")

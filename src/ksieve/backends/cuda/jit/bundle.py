@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ksieve._version import __version__
-from ksieve.backends.code_cache import MOST_BYTES, UnusableError, opened, reason, say_once
+from ksieve.backends.code_cache import MOST_BYTES, UnusableError, opened, say_once
 from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin, Sources
 from ksieve.backends.cuda.jit.spec import KernelSpec, describe
 from ksieve.core import atomic
 from ksieve.core.errors import BackendError
+from ksieve.core.paths import reason
 
 VARIABLE = "KSIEVE_BUNDLE"
 
@@ -59,22 +60,18 @@ class Bundle:
         """Number of kernels of each architecture."""
         return dict(sorted(Counter(member.partition("/")[0] for member in self.kernels).items()))
 
-    def check(self, arch: str) -> None:
-        """Raise `BackendError` if no kernel is for an architecture."""
-        if arch not in self.architectures:
-            raise BackendError(
-                f"{VARIABLE}: {self.path} has kernels for {', '.join(self.architectures) or 'no GPU'}, and this GPU "
-                f"needs {arch}: {_remedy(self.path, arch)}"
-            )
-
     def find(self, spec: KernelSpec) -> Cubin | None:
         """Return a kernel, or None if the bundle has it not.
 
         Raises `BackendError` if the file is damaged, or holds nothing for the architecture.
         """
         member = _member(spec, self.sources)
+        if spec.arch not in self.architectures:
+            raise BackendError(
+                f"{VARIABLE}: {self.path} has kernels for {', '.join(self.architectures) or 'no GPU'}, and this GPU "
+                f"needs {spec.arch}: {_remedy(self.path, spec.arch)}"
+            )
         if member not in self.kernels:
-            self.check(spec.arch)
             return None
         with _opened(self.path) as archive:
             return Cubin(_content(archive, member), "")
