@@ -80,25 +80,11 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchShapes:
-    """A file of `ksieve tune`: what it was made on and with; `problem` states why it cannot be read."""
+class Made:
+    """A file of `ksieve tune` or `ksieve build`: what it holds; `problem` states why it is not used."""
 
     path: str
-    device: str = ""
-    dtype: str = ""
-    date: str = ""
-    driver: str = ""
-    ksieve: str = ""
-    problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Bundle:
-    """The file that KSIEVE_BUNDLE names: kernels by architecture; `problem` states why it is not used."""
-
-    path: str
-    architectures: Mapping[str, int]
-    compiler: str = ""
+    about: str = ""
     problem: str | None = None
 
 
@@ -126,8 +112,8 @@ class Report:
     visible: str | None
     caches: Mapping[str, Cache]
     tests: tuple[SelfTest, ...]
-    launch_shapes: tuple[LaunchShapes, ...] = ()
-    bundle: Bundle | None = None
+    launch_shapes: tuple[Made, ...] = ()
+    bundle: Made | None = None
 
     def test(self, backend: str) -> SelfTest:
         """Return the self-test of a backend."""
@@ -179,7 +165,7 @@ def _devices(driver: Driver) -> list[DeviceInfo]:
     return [cuda.device_info(index) for index in range(len(driver.gpus))]
 
 
-def launch_shapes(devices: Sequence[DeviceInfo] = ()) -> tuple[LaunchShapes, ...]:
+def launch_shapes(devices: Sequence[DeviceInfo] = ()) -> tuple[Made, ...]:
     """Describe the files of `ksieve tune` that the planner looks at: that of the environment, else the user's own.
 
     A file of one of the devices is checked as the planner checks it.
@@ -194,22 +180,23 @@ def launch_shapes(devices: Sequence[DeviceInfo] = ()) -> tuple[LaunchShapes, ...
     return tuple(_launch_shapes(path, devices) for path in found)
 
 
-def _launch_shapes(path: Path, devices: Sequence[DeviceInfo]) -> LaunchShapes:
+def _launch_shapes(path: Path, devices: Sequence[DeviceInfo]) -> Made:
     from ksieve.planning import tuned
 
     try:
         facts = parse_json(read_utf8(path))
-        names = ("dtype", "date", "driver", "ksieve")
-        texts = [str(facts["device"]["name"]), *(str(facts.get(name) or "") for name in names)]
-        device = next((device for device in devices if device.name == texts[0]), None)
-        if device is not None and texts[-1] == __version__:
-            tuned.read(path, device, tuned.dtype_of(path) or tuned.DTYPE)
-        return LaunchShapes(str(path), *texts)
+        name, made = str(facts["device"]["name"]), f"measured {str(facts.get('date'))[:10]}"
+        about = f"{name}, {facts.get('dtype')}, {made} with driver {facts.get('driver')}"
+        device = next((device for device in devices if device.name == name), None)
+        if device is None:
+            return Made(str(path), f"{about}; no such GPU is here")
+        tuned.read(path, device, tuned.dtype_of(path) or tuned.DTYPE)
+        return Made(str(path), about)
     except ArgumentError as error:
         fault = str(error.got).removeprefix(f"{printable(str(path))}: ")
-        return LaunchShapes(str(path), problem=f"NOT used: {fault}; takes {error.takes}")
+        return Made(str(path), problem=f"NOT used: {fault}; takes {error.takes}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return LaunchShapes(str(path), problem=f"it cannot be read ({type(error).__name__}: {error})")
+        return Made(str(path), problem=f"it cannot be read ({type(error).__name__}: {error})")
 
 
 def advise(report: Report) -> Advice | None:
@@ -351,7 +338,7 @@ def _nvrtc() -> str | None:
         return None
 
 
-def bundle() -> Bundle | None:
+def bundle() -> Made | None:
     """Describe the file that KSIEVE_BUNDLE names, None without one."""
     from ksieve.backends.cuda.jit import bundle as bundles
 
@@ -361,8 +348,9 @@ def bundle() -> Bundle | None:
     try:
         found = bundles.read(path)
     except BackendError as error:
-        return Bundle(str(path), {}, problem=str(error))
-    return Bundle(str(path), found.architectures, found.compiler)
+        return Made(str(path), problem=f"NOT used: {error}")
+    archs = ", ".join(f"{number} for {arch}" for arch, number in found.architectures.items())
+    return Made(str(path), f"{len(found.kernels)} compiled ({archs}) with {found.compiler}")
 
 
 def _cache(kind: str) -> Cache:

@@ -16,7 +16,7 @@ from ksieve.core.errors import BackendError
 
 if TYPE_CHECKING:
     from ksieve.adapters._signatures import Finding
-    from ksieve.doctor import Bundle, Cache, LaunchShapes, Report
+    from ksieve.doctor import Cache, Made, Report
     from ksieve.self_test import SelfTest
 
 _LABELS = {"numpy": "NumPy", "numba": "Numba", "torch": "PyTorch", "cupy": "CuPy", "jax": "JAX"}
@@ -130,9 +130,9 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         major, minor = gpu.capability
         name = "GPU" if len(driver.gpus) == 1 else f"GPU {index}"
         yield name, f"{gpu.name}, compute capability {major}.{minor}, {gpu.memory_bytes / 2**30:.0f} GiB"
-    yield from (("launch shapes", _launch_shapes(found, report)) for found in report.launch_shapes)
+    yield from (("launch shapes", _made(found)) for found in report.launch_shapes)
     if report.bundle is not None:
-        yield "bundle", _bundle(report.bundle)
+        yield "bundle", _made(report.bundle)
     if report.visible is not None:
         yield "CUDA_VISIBLE_DEVICES", repr(report.visible)
     for backend, cache in report.caches.items():
@@ -145,26 +145,8 @@ def _place(text: str) -> str:
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
-def _launch_shapes(found: LaunchShapes, report: Report) -> str:
-    if found.problem is not None:
-        return f"{_place(found.path)}: {found.problem}"
-    text = f"{found.device}, {found.dtype}, measured {found.date[:10]} with driver {found.driver or 'unknown'}"
-    now = report.driver.version
-    if found.driver and now and found.driver != now:
-        text += f", now {now}"
-    if found.ksieve != report.ksieve:
-        text += f"; NOT used: of ksieve {found.ksieve}, make it again with `ksieve tune`"
-    elif found.device not in {gpu.name for gpu in report.driver.gpus}:
-        text += "; no such GPU is here"
-    return f"{text} ({_place(found.path)})"
-
-
-def _bundle(found: Bundle) -> str:
-    if found.problem is not None:
-        return f"NOT used: {found.problem}"
-    count = sum(found.architectures.values())
-    archs = ", ".join(f"{number} for {arch}" for arch, number in found.architectures.items())
-    return f"{_place(found.path)}, {count} compiled ({archs}) with {found.compiler}"
+def _made(found: Made) -> str:
+    return f"{_place(found.path)}: {found.problem or found.about}"
 
 
 def _cache(cache: Cache) -> str:

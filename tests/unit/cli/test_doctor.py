@@ -20,7 +20,7 @@ from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources
 from ksieve.backends.cuda.jit.spec import KernelSpec
 from ksieve.cli import doctor as command
 from ksieve.core.errors import BackendError
-from ksieve.doctor import Bundle, Cache, Driver, Gpu, Report
+from ksieve.doctor import Cache, Driver, Gpu, Made, Report
 from ksieve.model import reference
 from ksieve.planning import tuned
 from ksieve.planning.devices import DEVICES
@@ -46,8 +46,8 @@ def report(*, cpu=GOOD, cuda=GOOD, cache=CACHE, **changes):
 
 NO_GPU = Driver(None, None, (), None)
 OLD = Gpu("Tesla T4", (7, 5), 16 << 30)
-BUNDLE = Bundle("/opt/kernels.zip", {"sm_80": 2, "sm_90a": 40}, "nvrtc 13.0")
-BAD_BUNDLE = Bundle("/opt/kernels.zip", {}, problem="KSIEVE_BUNDLE: /opt/kernels.zip is damaged: unset KSIEVE_BUNDLE")
+BUNDLE = Made("/opt/kernels.zip", "42 compiled (2 for sm_80, 40 for sm_90a) with nvrtc 13.0")
+BAD_BUNDLE = Made("/opt/kernels.zip", problem="KSIEVE_BUNDLE: /opt/kernels.zip is damaged: unset KSIEVE_BUNDLE")
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def test_the_page_of_a_good_machine(monkeypatch):
 
 def test_the_page_names_the_bundle(monkeypatch):
     shown = " ".join(invoke(monkeypatch, report(bundle=BUNDLE)).stdout.split())
-    assert "bundle /opt/kernels.zip, 42 compiled (2 for sm_80, 40 for sm_90a) with nvrtc 13.0" in shown
+    assert "bundle /opt/kernels.zip: 42 compiled (2 for sm_80, 40 for sm_90a) with nvrtc 13.0" in shown
     shown = " ".join(invoke(monkeypatch, report(bundle=BAD_BUNDLE, cuda=ABSENT)).stdout.split())
-    assert "bundle NOT used: KSIEVE_BUNDLE: /opt/kernels.zip is damaged" in shown
+    assert "bundle /opt/kernels.zip: KSIEVE_BUNDLE: /opt/kernels.zip is damaged" in shown
 
 
 def test_the_bundle_of_the_environment_is_read(monkeypatch, tmp_path):
@@ -210,7 +210,7 @@ def test_the_bundle_of_the_environment_is_read(monkeypatch, tmp_path):
     path, spec = tmp_path / "kernels.zip", KernelSpec("stream/block", "sm_80", (("KSIEVE_THREADS", 128),))
     write_bundle(path, {spec: Cubin(b"code", "")}, shipped_sources(), "nvrtc 13.0")
     monkeypatch.setenv("KSIEVE_BUNDLE", str(path))
-    assert doctor.bundle() == Bundle(str(path), {"sm_80": 1}, "nvrtc 13.0")
+    assert doctor.bundle() == Made(str(path), "1 compiled (1 for sm_80) with nvrtc 13.0")
     path.write_bytes(b"cut")
     assert "damaged" in doctor.bundle().problem
 
@@ -273,14 +273,14 @@ assert "torch" not in sys.modules
 # ---- files of measured launch shapes --------------------------------------------------------------------------
 
 
-def shapes_report(monkeypatch, tmp_path, text, **changes):
+def shapes_report(monkeypatch, tmp_path, text):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("KSIEVE_TUNED", raising=False)
     folder = tmp_path / "ksieve" / "tuned"
     folder.mkdir(parents=True)
     (folder / "nvidia-h200-float32.json").write_text(text)
-    (found,) = doctor.launch_shapes()
-    return command._launch_shapes(found, replace(report(), **changes))
+    (found,) = doctor.launch_shapes([DEVICES["h200"]])
+    return command._made(found)
 
 
 def tuned_text(**changes):
@@ -291,15 +291,13 @@ def tuned_text(**changes):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (tuned_text(), "NVIDIA H200, float32, measured 2026-11-25 with driver 580.1, now 580.95"),
-        (tuned_text(ksieve="0.0.1"), "NOT used: of ksieve 0.0.1, make it again with `ksieve tune`"),
+        (tuned_text(ksieve="0.0.1"), "NOT used: "),
         (tuned_text(device={"name": "NVIDIA B200"}), "no such GPU is here"),
         ("{", "it cannot be read"),
     ],
 )
 def test_the_files_of_launch_shapes_are_described(monkeypatch, tmp_path, text, words):
-    driver = doctor.Driver("580.95", "13.0", (H200,), None)
-    shown = shapes_report(monkeypatch, tmp_path, text, driver=driver)
+    shown = shapes_report(monkeypatch, tmp_path, text)
     assert words in shown and "nvidia-h200-float32.json" in shown
     monkeypatch.setenv("KSIEVE_TUNED", "off")
     assert doctor.launch_shapes() == ()
@@ -316,5 +314,6 @@ def test_a_file_of_a_device_that_is_here_is_checked_as_the_planner_does(monkeypa
     path.write_text(path.read_text().replace("512", "96"))
     (found,) = doctor.launch_shapes([device])
     assert found.problem.startswith("NOT used: entries that `ksieve tune` has not written")
-    assert doctor.launch_shapes()[0].problem is None, "no such device is here"
-    assert command._launch_shapes(found, report()).endswith("make it again with `ksieve tune`")
+    assert command._made(found).endswith("make it again with `ksieve tune`")
+    (found,) = doctor.launch_shapes()
+    assert (found.problem, "measured 2026-11-25" in found.about, "no such GPU" in found.about) == (None, True, True)
