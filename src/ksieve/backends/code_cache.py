@@ -165,14 +165,15 @@ class Store:
                 partial.unlink()
             raise
 
-    def keep(self, facts: Mapping[str, Any], code: Code, *, required: bool = False) -> None:
-        """`save`, but a failure costs one warning, or a `BackendError` where the entry is `required`."""
+    def keep(self, facts: Mapping[str, Any], code: Code) -> None:
+        """`save`, but a failure costs one warning."""
         try:
             self.save(facts, code)
         except (OSError, ValueError) as error:
-            if required:
-                raise BackendError(self._not_kept(error)) from error
-            say_once(self._not_kept(error) + "; each process compiles its own")
+            say_once(
+                f"compiled kernels cannot be kept in {self.root} ({reason(error)}): set KSIEVE_CACHE_DIR to a "
+                "directory that you alone can write; each process compiles its own"
+            )
 
     @contextlib.contextmanager
     def alone(self, facts: Mapping[str, Any]) -> Iterator[None]:
@@ -200,20 +201,15 @@ class Store:
                     Path(lock.lock_file).unlink()
                 lock.release()
 
-    def obtain(
-        self, facts: Mapping[str, Any], make: Callable[[], Code], *, required: bool = False
-    ) -> tuple[Code, bool]:
-        """Return an entry's code, and whether it was compiled by this call.
-
-        Raises `BackendError` if the code cannot be stored and `required` is set.
-        """
+    def obtain(self, facts: Mapping[str, Any], make: Callable[[], Code]) -> tuple[Code, bool]:
+        """Return an entry's code, and whether it was compiled by this call."""
         if (found := self.load(facts)) is not None:
             return found, False
         with self.alone(facts):
             if (found := self.load(facts)) is not None:
                 return found, False
             code = make()
-            self.keep(facts, code, required=required)
+            self.keep(facts, code)
             return code, True
 
     def entries(self) -> Iterator[Entry]:
@@ -275,12 +271,6 @@ class Store:
             if not place.exists():
                 place.mkdir(mode=0o700, exist_ok=True)
         self._check()
-
-    def _not_kept(self, error: OSError | ValueError) -> str:
-        return (
-            f"compiled kernels cannot be kept in {self.root} ({reason(error)}): "
-            "set KSIEVE_CACHE_DIR to a directory that you alone can write"
-        )
 
 
 def _canonical(facts: Mapping[str, Any]) -> str:

@@ -138,7 +138,7 @@ def build(
     start, compiled, lines, wrong = time.perf_counter(), 0, [], []
     cubins: dict[KernelSpec, Cubin] = {}
     with terminal.progress("compiling", len(wanted), unit="kernels") as update:
-        obtained = cache.compile_all(wanted, required=file is None)
+        obtained = cache.compile_all(wanted)
         for done, ((spec, plan), (_, found)) in enumerate(zip(wanted.items(), obtained, strict=True), 1):
             if isinstance(found, BackendError):
                 raise found
@@ -151,6 +151,8 @@ def build(
             lines.append([name, str(used.registers), str(spilled), str(shared), "compiled" if new else "cached"])
             wrong += [f"{name}: {text}" for text in planning.shortcomings(plan, spec, used)] if plan else []
             update(done)
+    if file is None and not all(map(cache.kept, wanted)):
+        raise BackendError(f"compiled kernels were not kept in {cache.cache_dir()}: set KSIEVE_CACHE_DIR")
     terminal.table(["kernel", "registers", "spilled", "shared", ""], sorted(lines))
     kernels = "1 kernel" if len(wanted) == 1 else f"{len(wanted)} kernels"
     took = terminal.seconds_text(time.perf_counter() - start)
@@ -185,12 +187,8 @@ def _of_engine(
     engine: Engine, devices: Iterable[DeviceInfo], ks: Sequence[int], dtypes: Sequence[str], **most: int
 ) -> dict[KernelSpec, Plan]:
     """Kernels of an engine's calls on some devices."""
-    try:
-        from ksieve.adapters import _forms
-    except ModuleNotFoundError as error:
-        raise BackendError(
-            f"--for calls the adapters, which need PyTorch ({error}): pip install 'ksieve[torch]'"
-        ) from None
+    from ksieve.adapters import _forms
+
     wanted: dict[KernelSpec, Plan] = {}
     for device in devices:
         with terminal.progress(f"planning for {device.name}", unit="kinds of calls") as update:

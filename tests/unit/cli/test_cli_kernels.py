@@ -125,6 +125,9 @@ def test_build_into_a_cache_that_cannot_be_written_is_no_success(run, tmp_path, 
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "file" / "kernels"))
     with pytest.raises(BackendError, match="cannot be written: set KSIEVE_CACHE_DIR"):
         run(*ROW_KERNEL)
+    monkeypatch.setattr(Store, "writable", lambda self: True)  # as on a disk that is full later
+    with pytest.raises(BackendError, match=r"were not kept in .*: set KSIEVE_CACHE_DIR"):
+        run(*ROW_KERNEL)
 
 
 def test_a_bundle_has_the_same_bytes_whoever_makes_it_and_every_kernel_of_doctor(run, tmp_path, monkeypatch):
@@ -153,7 +156,7 @@ def test_an_unwritable_bundle_is_refused_before_anything_is_compiled(run, tmp_pa
 def test_build_with_the_kernels_of_ranks(run, tmp_path, monkeypatch):
     """What a process with the bundle then asks for is in it, and every one is listed."""
     made = Cubin(b"code", "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads, Used 32 registers")
-    monkeypatch.setattr(cache, "compile_all", lambda specs, required: [(spec, (made, True)) for spec in specs])
+    monkeypatch.setattr(cache, "compile_all", lambda specs: [(spec, (made, True)) for spec in specs])
     said = run(*ROW_KERNEL, "--k", "4096", "--ranks", "--bundle", str(tmp_path / "ranks.zip"))
     assert "distributed/between float32 sm_90a" in said and "resident_block direct float32 sm_90a" in said
     monkeypatch.setenv("KSIEVE_BUNDLE", str(tmp_path / "ranks.zip"))
@@ -170,7 +173,7 @@ def test_build_with_the_kernels_of_ranks(run, tmp_path, monkeypatch):
 
 def test_build_with_the_kernels_of_tiles(run, tmp_path, monkeypatch):
     made = Cubin(b"code", "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads, Used 32 registers")
-    monkeypatch.setattr(cache, "compile_all", lambda specs, required: [(spec, (made, True)) for spec in specs])
+    monkeypatch.setattr(cache, "compile_all", lambda specs: [(spec, (made, True)) for spec in specs])
     more = ("--k", str(keep.MOST_SLOTS + 1), "--tiles", "--bundle", str(tmp_path / "tiles.zip"))
     assert "running/keep float32 sm_90a" in run(*ROW_KERNEL, *more)
     monkeypatch.setenv("KSIEVE_BUNDLE", str(tmp_path / "tiles.zip"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 from collections.abc import Collection, Iterator
@@ -40,14 +39,11 @@ def facts_of(spec: KernelSpec, sources: Sources) -> dict[str, Any]:
     return identity_of(spec, sources.digest) | {"compiler": compiler.compiler_version()}
 
 
-def obtain(
-    spec: KernelSpec, sources: Sources | None = None, directory: Path | None = None, *, required: bool = False
-) -> tuple[Cubin, bool]:
+def obtain(spec: KernelSpec, sources: Sources | None = None, directory: Path | None = None) -> tuple[Cubin, bool]:
     """Return a compiled kernel, and whether this call compiled it.
 
     `sources`: those of the package when omitted. `directory`: `ksieve.backends.code_cache.cache_dir` when omitted.
-    `required`: raise if the kernel cannot be stored, in place of a warning and a compilation in every process. Raises
-    `BackendError` if compilation fails, or if the kernel cannot be stored and `required` is set.
+    Raises `BackendError` if compilation fails.
     """
     sources = sources or compiler.shipped_sources()
 
@@ -56,7 +52,7 @@ def obtain(
         cubin = compiler.compile_kernel(spec, sources)
         return Code(cubin.code, cubin.log)
 
-    found, compiled = Store("cuda", directory).obtain(facts_of(spec, sources), make, required=required)
+    found, compiled = Store("cuda", directory).obtain(facts_of(spec, sources), make)
     return Cubin(found.code, found.report), compiled
 
 
@@ -66,23 +62,20 @@ def obtain_all(specs: Collection[KernelSpec]) -> Iterator[tuple[KernelSpec, Cubi
         yield spec, made if isinstance(made, BackendError) else made[0]
 
 
-def compile_all(
-    specs: Collection[KernelSpec], *, required: bool = False
-) -> Iterator[tuple[KernelSpec, tuple[Cubin, bool] | BackendError]]:
+def compile_all(specs: Collection[KernelSpec]) -> Iterator[tuple[KernelSpec, tuple[Cubin, bool] | BackendError]]:
     """Yield each specialisation with what `obtain` returns for it, or the error that it raises, in their order.
 
     Kernels of the disk cache are read here. The others are compiled on all processors that the process may use, in
     processes of their own: NVRTC holds a lock, so that threads compile one after another.
     """
-    make = functools.partial(_obtained, required=required)
     there = [kept(spec) for spec in specs]
     missing = [spec for spec, found in zip(specs, there, strict=True) if found is None]
     workers = min(len(os.sched_getaffinity(0)), -(-len(missing) // 2))
     with contextlib.ExitStack() as stack:
-        compiled: Iterator[tuple[Cubin, bool] | BackendError] = map(make, missing)
+        compiled: Iterator[tuple[Cubin, bool] | BackendError] = map(_obtained, missing)
         if workers >= 2:
             pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=get_context("spawn")))
-            compiled = pool.map(make, missing)
+            compiled = pool.map(_obtained, missing)
         for spec, found in zip(specs, there, strict=True):
             yield spec, next(compiled) if found is None else (found, False)
 
@@ -95,8 +88,8 @@ def kept(spec: KernelSpec) -> Cubin | None:
     return None
 
 
-def _obtained(spec: KernelSpec, *, required: bool) -> tuple[Cubin, bool] | BackendError:
+def _obtained(spec: KernelSpec) -> tuple[Cubin, bool] | BackendError:
     try:
-        return obtain(spec, required=required)
+        return obtain(spec)
     except BackendError as error:
         return error
