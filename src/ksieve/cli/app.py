@@ -45,9 +45,7 @@ def _root(
     version: Annotated[
         bool, flag("--version", "Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
-    debug: Annotated[bool, flag("--debug", "Show the Python traceback of an error.")] = False,
-) -> None:
-    exits.set_debug(debug)
+) -> None: ...
 
 
 _JSON = Annotated[bool, flag("--json", "Print one JSON object, and nothing else, on stdout.")]
@@ -175,7 +173,6 @@ def _invoke() -> None:
     Typer's own ``main`` is not used: it exits with 1 if a pipe is closed or a file ends early.
     """
     terminal.reset()
-    exits.set_debug(False)
     command: Any = typer.main.get_command(app)
     command._main_shell_completion({}, "ksieve")
     with command.make_context("ksieve", sys.argv[1:]) as context:

@@ -34,14 +34,6 @@ class Exit(IntEnum):
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
-_debug = False
-
-
-def set_debug(wanted: bool) -> None:
-    """Show tracebacks of errors from now on, or only with ``KSIEVE_DEBUG``."""
-    global _debug
-    _debug = wanted
-
 
 def run(command: Callable[[], Any]) -> NoReturn:
     """Run a command and exit with a code of `Exit`; an exception becomes one message on stderr."""
@@ -110,10 +102,9 @@ def _message(error: Exception) -> str | None:
 def _internal(error: Exception) -> str:
     said = str(error).strip()
     what = type(error).__name__ + (f": {said}" if said else "")
-    remedy = "" if _wants_trace() else "; KSIEVE_DEBUG=1 shows where"
     return (
         f"internal error: {what}\nThis is a fault of ksieve: please report it with the command and what "
-        f"`ksieve doctor --json` prints{remedy}"
+        "`ksieve doctor --json` prints; KSIEVE_DEBUG=1 shows where"
     )
 
 
@@ -129,12 +120,8 @@ def _show_usage(error: Any) -> None:
     _say(terminal.complain, f"{message}{hint}")
 
 
-def _wants_trace() -> bool:
-    return _debug or os.environ.get("KSIEVE_DEBUG", "0") not in ("", "0")
-
-
 def _trace() -> None:
-    if _wants_trace():
+    if os.environ.get("KSIEVE_DEBUG", "0") not in ("", "0"):
         _say(terminal.raw_error, traceback.format_exc())
 
 
