@@ -13,32 +13,14 @@ from ksieve.cli.sizes import parse_count
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.policy import POLICIES, resolve_policy
 
+Backend = StrEnum("Backend", ["auto", "cpu", "reference", "cuda"])
+"""Where a selection runs."""
 
-class Backend(StrEnum):
-    """Where a selection runs."""
+Dtype = StrEnum("Dtype", ["float32", "float16", "bfloat16"])
+"""Score dtypes."""
 
-    auto = "auto"
-    cpu = "cpu"
-    reference = "reference"
-    cuda = "cuda"
-
-
-class Dtype(StrEnum):
-    """Score dtypes."""
-
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-
-
-class Engine(StrEnum):
-    """Serving engines that `ksieve.adapters` has the calls of."""
-
-    vllm = "vllm"
-    sglang = "sglang"
-    flashinfer = "flashinfer"
-    tensorrt_llm = "tensorrt_llm"
-    all = "all"
+Engine = StrEnum("Engine", ["vllm", "sglang", "flashinfer", "tensorrt_llm", "all"])
+"""Serving engines that `ksieve.adapters` has the calls of."""
 
 
 def flag(name: str, text: str, **settings: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
@@ -94,26 +95,22 @@ def covering(
     Raises `ArgumentError` if a number is out of range.
     """
     found: dict[KernelSpec, Plan] = {}
-    known: dict[tuple[int, int], tuple[KernelSpec, ...]] = {}
 
+    @functools.cache
     def at(rows: int, width: int) -> tuple[KernelSpec, ...]:
-        if (rows, width) not in known:
-            asked = Problem(rows, width, width, k, dtype, Device(device.kind, device.index), options)
-            parts = length_bins.launches(planner.choose(asked, device, kept=False))
-            known[rows, width] = specs = tuple(kernel_spec(part) for part in parts)
-            for spec, part in zip(specs, parts, strict=True):
-                found.setdefault(spec, part)
-        return known[rows, width]
+        asked = Problem(rows, width, width, k, dtype, Device(device.kind, device.index), options)
+        parts = length_bins.launches(planner.choose(asked, device, kept=False))
+        specs = tuple(kernel_spec(part) for part in parts)
+        for spec, part in zip(specs, parts, strict=True):
+            found.setdefault(spec, part)
+        return specs
 
-    def along_rows(width: int) -> Callable[[int], object]:
-        return lambda rows: at(rows, width)
-
-    def along_widths(rows: int) -> Callable[[int], object]:
-        return lambda width: at(rows, width)
+    def across(width: int, rows: int) -> tuple[KernelSpec, ...]:
+        return at(rows, width)
 
     some_rows, some_widths = _steps(max_rows, 1), _steps(max_width, 2)
-    widths = {width for rows in some_rows for width in _changes(along_widths(rows), some_widths)}
-    rows = {rows for width in some_widths for rows in _changes(along_rows(width), some_rows)}
+    widths = {width for rows in some_rows for width in _changes(functools.partial(at, rows), some_widths)}
+    rows = {rows for width in some_widths for rows in _changes(functools.partial(across, width), some_rows)}
     for pair in itertools.product(rows, widths):
         at(*pair)
     return found
