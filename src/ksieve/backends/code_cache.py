@@ -262,8 +262,10 @@ class Store:
     def _check(self) -> None:
         """Raise `UnusableError` if another user could have changed the directory."""
         # The cache may be a symbolic link of the user, or /tmp itself, whose sticky bit protects its contents.
-        _check(self.root.stat(), self.root, sticky=True)
-        _check(self.folder.lstat(), self.folder)
+        for status, path, sticky in ((self.root.stat(), self.root, True), (self.folder.lstat(), self.folder, False)):
+            if not stat.S_ISDIR(status.st_mode):
+                raise UnusableError(f"{path} is no directory")
+            _check_owner(status, str(path), sticky=sticky)
 
     def _make(self) -> None:
         # Parents are made explicitly: `Path.mkdir` would give them the mode of the umask.
@@ -275,13 +277,6 @@ class Store:
 
 def _canonical(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, sort_keys=True)
-
-
-def _check(status: os.stat_result, path: Path, *, sticky: bool = False) -> None:
-    """Raise `UnusableError` if a path is no directory, or if a user other than the caller or root could change it."""
-    if not stat.S_ISDIR(status.st_mode):
-        raise UnusableError(f"{path} is no directory")
-    _check_owner(status, str(path), sticky=sticky)
 
 
 def _check_owner(status: os.stat_result, name: str, *, sticky: bool = False) -> None:

@@ -43,21 +43,11 @@ def target(option: str, path: str | Path, name: str, suffixes: Sequence[str]) ->
     An existing folder, or a path that ends in a slash, gets a file called `name` inside it; the folder is made if
     need be. Anything else is the file itself, in a folder that exists.
 
-    Parameters
-    ----------
-    option : str
-        As the user wrote it, for errors.
-    path : str or Path
-        As the user wrote it: a `Path` has lost its last slash.
-    name : str
-        Default file name of the command; characters that are unsafe in file names become hyphens.
-    suffixes : sequence of str
-        Formats that can be written.
+    `option`, `path`: as the user wrote them; a `Path` has lost its last slash. `name`: default file name of the
+    command; characters that are unsafe in file names become hyphens. `suffixes`: formats that can be written.
 
-    Raises
-    ------
-    ArgumentError
-        If the suffix names no known format, the file's folder is missing, or one of them cannot be written.
+    Raises `ArgumentError` if the suffix names no known format, the file's folder is missing, or one of them cannot be
+    written. Pipes and devices pass.
     """
     chosen = Path(path)
     if os.fspath(path).endswith(("/", os.sep)):
@@ -68,30 +58,22 @@ def target(option: str, path: str | Path, name: str, suffixes: Sequence[str]) ->
     found = look(chosen, option)
     if found is not None and stat.S_ISDIR(found.st_mode):
         chosen /= re.sub(r"[^\w.,+=-]+", "-", name)
-    check_output(option, chosen, suffixes)
+    elif chosen.is_relative_to("/dev") or (found is not None and not stat.S_ISREG(found.st_mode)):
+        return chosen
+    if chosen.suffix not in suffixes:
+        raise ArgumentError(option, str(chosen), f"a file name ending in {' or '.join(suffixes)}")
+    place = Path(os.path.realpath(chosen))  # as `ksieve.core.atomic`, which makes its draft beside the file itself
+    if not place.parent.is_dir():
+        raise ArgumentError(option, str(chosen), "a file in a folder that exists")
+    check_folder(option, place.parent)
+    if place.is_file() and not os.access(place, os.W_OK):
+        raise ArgumentError(option, f"{chosen}, which may not be written", "a file that can be written")
     return chosen
 
 
 def optional_target(option: str, path: str | Path | None, name: str, suffixes: Sequence[str]) -> Path | None:
     """As `target`; None stays None."""
     return None if path is None else target(option, path, name, suffixes)
-
-
-def check_output(option: str, path: Path | None, suffixes: Sequence[str]) -> None:
-    """Refuse an output file of no known format, or one that cannot be written afterwards; None and devices pass."""
-    if path is None or path.is_relative_to("/dev"):
-        return
-    found = look(path, option)
-    if found is not None and stat.S_IFMT(found.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-        return
-    if path.suffix not in suffixes:
-        raise ArgumentError(option, str(path), f"a file name ending in {' or '.join(suffixes)}")
-    place = Path(os.path.realpath(path))  # as `ksieve.core.atomic`, which makes its draft beside the file itself
-    if not place.parent.is_dir():
-        raise ArgumentError(option, str(path), "a file in a folder that exists")
-    check_folder(option, place.parent)
-    if place.is_file() and not os.access(place, os.W_OK):
-        raise ArgumentError(option, f"{path}, which may not be written", "a file that can be written")
 
 
 def check_folder(option: str, folder: Path | None) -> None:
