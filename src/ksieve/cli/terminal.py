@@ -100,30 +100,23 @@ def note(text: object) -> None:
     console.print(Text("\n".join(lines), style="dim"))
 
 
-_line: list[Callable[[str], None]] = []
-"""Functions that replace the text of the progress bars and status lines on the terminal, the innermost last."""
-
-
 class _Notes(logging.Handler):
-    """Prints the package's log records as notes; on a terminal above a progress bar, in which live ones are shown."""
+    """Prints the package's log records as notes; on a terminal above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if _line and getattr(record, "live", False):
-                _line[-1](record.getMessage())
-            elif record.levelno >= logging.INFO:
-                note(record.getMessage())
+            note(record.getMessage())
         except (OSError, ValueError):
             self.handleError(record)
 
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Show the package's warnings, and how far the CPU kernels are, and how long they took to compile."""
-    handler, cpu = _Notes(), logging.getLogger("ksieve.backends.cpu")
+    """Show the package's warnings, and how long the CPU kernels took to compile."""
+    handler, cpu = _Notes(logging.INFO), logging.getLogger("ksieve.backends.cpu")
     level = cpu.level
     logging.getLogger("ksieve").addHandler(handler)
-    cpu.setLevel(logging.DEBUG)
+    cpu.setLevel(logging.INFO)
     try:
         yield
     finally:
@@ -200,8 +193,7 @@ def progress(
         def update(done: int, of: int | None = total) -> None:
             bar.update(task, description=safe(description), completed=done, total=of)
 
-        with _shown(lambda text: bar.update(task, description=safe(text), refresh=True)):
-            yield update
+        yield update
 
 
 @contextmanager
@@ -211,17 +203,8 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
     if mode.quiet or not console.is_terminal:
         yield lambda _: None
         return
-    with console.status(escape(safe(text))) as shown, _shown(lambda new: shown.update(escape(safe(new)))) as say:
-        yield say
-
-
-@contextmanager
-def _shown(say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    _line.append(say)
-    try:
-        yield say
-    finally:
-        _line.pop()
+    with console.status(escape(safe(text))) as shown:
+        yield lambda new: shown.update(escape(safe(new)))
 
 
 def seconds_text(seconds: float) -> str:

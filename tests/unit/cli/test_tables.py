@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import re
 import sys
 
@@ -89,23 +88,3 @@ def test_a_note_breaks_between_words_and_nowhere_in_a_path(monkeypatch):
         monkeypatch.setattr(sys, "stderr", out)
         terminal.note(said)
         assert plain(out).splitlines() == expected
-
-
-@pytest.mark.parametrize("shown", [terminal.progress, terminal.status])
-def test_a_live_message_is_shown_in_the_line_of_the_command_and_printed_without_one(monkeypatch, shown):
-    log = logging.getLogger("ksieve.backends.cpu.compiled")
-    notes, out = [], io.StringIO()
-    printed(monkeypatch, 100, ("a",), [])
-    monkeypatch.setattr(sys, "stderr", out)
-    monkeypatch.setattr(terminal, "note", notes.append)
-    with terminal.logged():
-        with shown("selecting"):
-            for done in range(2):
-                log.debug("compiling: %d of 2 are ready", done, extra={"live": True})
-            log.info("compiled 2 kernels")
-        assert notes == ["compiled 2 kernels"]
-        log.warning("compiling: 0 of 1 are ready", extra={"live": True})
-        log.debug("compiling: 1 of 1 are ready", extra={"live": True})
-        assert notes[1:] == ["compiling: 0 of 1 are ready"]
-    if shown is terminal.progress:  # a status line is drawn at intervals
-        assert "compiling: 0 of 2 are ready" in plain(out) and "compiling: 1 of 2 are ready" in plain(out)

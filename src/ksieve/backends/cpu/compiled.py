@@ -134,8 +134,7 @@ def prepare(*kernels: Kernel) -> None:
 class Progress:
     """Says how far the kernels of a call are, from the first one that has to be compiled.
 
-    At the start, and then every `SECONDS`, a warning, which Python prints where no logging is set up. Between them
-    debug messages, with the attribute `live`, for a line that is rewritten.
+    At the start, and then every `SECONDS`, a warning, which Python prints where no logging is set up.
     """
 
     SECONDS = 3.0
@@ -147,12 +146,11 @@ class Progress:
     def compiling(self, name: str) -> None:
         """Note that the kernel of that name is compiled next."""
         now = time.perf_counter()
-        text = f"compiling the CPU kernels, once per machine and version: {self.done} of {self.total} are ready"
-        if self.compiled:
-            text += f" after {now - self._began:.1f} s"
-        due = not self.compiled or now - self._said >= self.SECONDS
-        _log.log(logging.WARNING if due else logging.DEBUG, "%s; next is %s", text, name, extra={"live": True})
-        self._said = now if due else self._said
+        if not self.compiled or now - self._said >= self.SECONDS:
+            after = f" after {now - self._began:.1f} s" if self.compiled else ""
+            text = "compiling the CPU kernels, once per machine and version: %d of %d are ready%s; next is %s"
+            _log.warning(text, self.done, self.total, after, name)
+            self._said = now
         self.compiled += 1
 
     def end(self) -> None:
