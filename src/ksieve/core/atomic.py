@@ -7,7 +7,7 @@ removed and an existing target stays as it was. A reader therefore sees either t
 - A symbolic link as the target is followed: the file that it points to is replaced, and the link stays.
 - An existing file keeps its mode, and its owner where the process may set it. A new file gets mode 0666 less the umask.
   A file that may not be written is refused, although a rename would succeed.
-- Pipes and devices, and ``/dev/stdout``, are written directly: they have no contents to protect.
+- Pipes and devices are written directly: they have no contents to protect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import secrets
 import shutil
 import stat
-import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,14 +66,14 @@ class Draft:
         found = look(self.path)
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise ArgumentError("path", f"{str(path)!r}, a folder", "the name of a file")
-        in_place = (found is not None and not stat.S_ISREG(found.st_mode)) or str(path) == "/dev/stdout"
+        in_place = found is not None and not stat.S_ISREG(found.st_mode)
         if in_place and seekable:
             raise ArgumentError(
                 "path", f"{str(path)!r}, a pipe or device", "a regular file: it is not written in order"
             )
         self._draft: Path | None = None
         try:
-            self.file = _open_in_place(self.path) if in_place else self._open_draft(found, size, folders)
+            self.file = self.path.open("wb") if in_place else self._open_draft(found, size, folders)
         except BaseException as error:
             self._unlink()
             if not isinstance(error, OSError):
@@ -166,15 +165,6 @@ def write_text(path: str | os.PathLike[str], text: str, *, folders: bool = False
     """
     data = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").encode("utf-8")
     write_bytes(path, data, folders=folders)
-
-
-def _open_in_place(path: Path) -> BinaryIO:
-    if str(path) != "/dev/stdout":
-        return path.open("wb")
-    # Printed text goes first; a duplicate shares the position in a file.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stdout.flush()
-    return os.fdopen(os.dup(1), "wb")
 
 
 def _remove(draft: Path, process: int) -> None:

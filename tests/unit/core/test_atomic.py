@@ -83,7 +83,7 @@ def test_the_end_of_the_process_removes_drafts_and_a_fork_does_not(tmp_path):
 
 
 @pytest.mark.extended
-def test_pipes_and_standard_output_are_written_in_place(tmp_path):
+def test_pipes_are_written_in_place(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     got: list[str] = []
     reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe.json").read_text()))
@@ -91,13 +91,18 @@ def test_pipes_and_standard_output_are_written_in_place(tmp_path):
     EXAMPLE.save(tmp_path / "pipe.json")
     reader.join(30)
     assert '"ksieve_trace"' in got[0]
+    code = "import sys; from ksieve.core.atomic import write_text; print('a', flush=True); write_text(sys.argv[1], 'b')"
+    done = subprocess.run([sys.executable, "-c", code, "/dev/stdout"], stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"a\nb"
+
+
+def test_a_file_that_standard_output_is_redirected_to_holds_the_result_alone(tmp_path):
     code = (
-        "import sys; from ksieve.core.atomic import write_text; print('a'); write_text(sys.argv[1], 'b\\n'); print('c')"
+        "from ksieve.core.atomic import write_text; print('a', flush=True); write_text('/dev/stdout', 'b'); print('c')"
     )
-    for target in (subprocess.PIPE, (tmp_path / "log").open("wb")):
-        done = subprocess.run([sys.executable, "-c", code, "/dev/stdout"], stdout=target, check=True)
-        text = done.stdout if target is subprocess.PIPE else (tmp_path / "log").read_bytes()
-        assert text == b"a\nb\nc\n"
+    with (tmp_path / "x").open("wb") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert names(tmp_path) == ["x"] and (tmp_path / "x").read_text() == "b"
 
 
 def test_names_that_cannot_be_written(tmp_path):
