@@ -199,7 +199,8 @@ class Store:
                 # Before the release, so that the next process locks a file that other processes can find.
                 with contextlib.suppress(OSError):
                     Path(lock.lock_file).unlink()
-                lock.release()
+                with contextlib.suppress(OSError):
+                    lock.release()
 
     def obtain(self, facts: Mapping[str, Any], make: Callable[[], Code]) -> tuple[Code, bool]:
         """Return an entry's code, and whether it was compiled by this call."""
