@@ -61,10 +61,9 @@ def tune(
     What was not measured, or not in time, stays as shipped.
     """
     from ksieve.planning import tuned
-    from ksieve.planning.tune import prune as tune_prune
     from ksieve.planning.tune import run as tuning
+    from ksieve.planning.tune import spills, tasks
     from ksieve.planning.tune import table as tune_table
-    from ksieve.planning.tune import tasks
 
     os.environ[tuned.VARIABLE] = "off"  # measured are the shipped shapes and all others, not those of an earlier file
     if minutes is not None and not 0 < minutes <= 600:
@@ -104,8 +103,7 @@ def tune(
         found = tuned.Tuned(environment | tuning.about(target), parts)
         if not quick:
             with terminal.progress("compiling for options", unit="kernels", waiting="planning") as update:
-                found = tune_prune.without_spills(found, target, update)
-        found = tune_prune.used(found, target)
+                found = spills.without_spills(found, target, update)
         parts = dict(found.parts)
     terminal.result(lambda: {"path": None if quick else str(path), "shapes": len(rows), "entries": parts})
     if quick or not parts:
@@ -113,7 +111,7 @@ def tune(
         return
     tuned.write(path, found)
     tuned.read(path, device, target.dtype)
-    terminal.say(f"written: {path}, {tune_prune.count(parts)} entries")
+    terminal.say(f"written: {path}")
     if out is not None:
         terminal.say(f"the planner uses it with {tuned.VARIABLE}={path}")
 

@@ -6,7 +6,7 @@
 3. `run` times the candidates of each question in one process, on the same inputs, and verifies their answers. Results
    are kept after each question, so that an interrupted run goes on where it stopped.
 4. `ksieve.planning.tune.table` turns the winners into entries, each with its time, what came second, and by how much.
-   `ksieve.planning.tune.prune` leaves out those that decide no plan.
+   `ksieve.planning.tune.spills` marks those that are for calls without options.
 """
 
 from __future__ import annotations
@@ -45,12 +45,6 @@ WAVES = (0.5, 0.75, 1, 1.25, 2, 2.5, 3.1, 4, 8, 16, 32)
 
 WIDER = " w"
 """In the name of a candidate, in front of its resident width where that is not the narrowest."""
-
-FEW_SLOTS = 512
-FEW_SLOTS_WIDTHS = ONE_CTA_WIDTHS[-8:]
-FEW_SLOTS_WAVES = (2, 4, 16)
-"""Widths, and row counts over the number of multiprocessors, at which a small k too is asked: rows may then be streamed
-that stay on chip for a large one."""
 
 STREAM_WIDTHS = (32_768, 131_072, 262_144, 524_288)
 STREAM_WAVES = (0.5, 1, 1.9, 4, 16)
@@ -111,10 +105,9 @@ def questions(target: Target) -> list[Question]:
     found = waves(STREAM_WAVES, STREAM_WIDTHS) + waves(STRIDE_WAVES, STRIDE_WIDTHS)
     found += [(rows, width) for width in SPLIT_WIDTHS for s in SPLITS for rows in split_rows(s, count, width)]
     found += [(rows, width) for width in SHARED_WIDTHS for rows in FEW] + waves(WAVES, ONE_CTA_WIDTHS)
-    few = waves(FEW_SLOTS_WAVES, FEW_SLOTS_WIDTHS)
-    asked = [target.asked(*shape) for shape in found] + [(*shape, min(FEW_SLOTS, target.k)) for shape in few]
+    asked = dict.fromkeys(target.asked(*shape) for shape in found)
     even = {width: i for i, width in enumerate((16_384, 65_536, 131_072, 8192, 32_768, 262_144, 4096, 1_048_576))}
-    return sorted(dict.fromkeys(asked), key=lambda shape: even.get(shape[1], len(even)))
+    return sorted(asked, key=lambda shape: even.get(shape[1], len(even)))
 
 
 def split_rows(splits: int, count: int, width: int) -> tuple[int, ...]:

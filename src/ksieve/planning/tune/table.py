@@ -44,10 +44,10 @@ Parts = dict[str, Any]
 
 def table(done: Results, target: Target) -> Parts:
     """Return the parts of a file; one of which nothing was measured is left out, and that of the class holds."""
-    measured, few_slots = _by_width(done, target, few_slots=False), _by_width(done, target, few_slots=True)
+    measured = _by_width(done, target)
     streamed = {"stream": _stream_shapes(measured, target), "stream_split": _split_shape(measured)}
     parts = {
-        "resident": _resident(measured, few_slots, target),
+        "resident": _resident(measured, target),
         "streamed": {family: entries for family, entries in streamed.items() if entries},
         "splits": _splits(measured),
         "strides": _strides(measured, target),
@@ -55,12 +55,12 @@ def table(done: Results, target: Target) -> Parts:
     return {part: entries for part, entries in parts.items() if entries}
 
 
-def _by_width(done: Results, target: Target, few_slots: bool) -> dict[int, list[tuple[int, Times]]]:
-    """Times of each width's row counts, in order: for the k that is tuned for, or for a smaller one."""
+def _by_width(done: Results, target: Target) -> dict[int, list[tuple[int, Times]]]:
+    """Times of each width's row counts, in order, for the k that is tuned for."""
     by_width: dict[int, list[tuple[int, Times]]] = {}
     for name, found in done.items():
         rows, width, k = map(int, re.split("[xk]", name))
-        if found["us"] and few_slots == ((rows, width, k) != target.asked(rows, width)):
+        if found["us"] and (rows, width, k) == target.asked(rows, width):
             by_width.setdefault(width, []).append((rows, found["us"]))
     return {width: sorted(found, key=lambda pair: pair[0]) for width, found in sorted(by_width.items())}
 
@@ -106,7 +106,7 @@ def _only(measured: Iterable[tuple[int, Times]], pattern: str) -> list[tuple[int
     return [(rows, times) for rows, times in found if times]
 
 
-def _resident(measured: ByWidth, few_slots: ByWidth, target: Target) -> dict[str, list[Entry]]:
+def _resident(measured: ByWidth, target: Target) -> dict[str, list[Entry]]:
     """Entries of rows that stay on chip. Widths that were not measured keep the shipped ones, without a time."""
     device = target.device
     entries: dict[str, list[Entry]] = {family: [] for family in RESIDENT}
@@ -114,7 +114,7 @@ def _resident(measured: ByWidth, few_slots: ByWidth, target: Target) -> dict[str
     for width, found in measured.items():
         resident = {n.split()[0] for _, times in found for n in times} & set(RESIDENT)
         tried |= {(family in SHARED_ROWS, resident_width(family, width)) for family in resident}
-        for family, entry in _winners(found, width, few_slots, target) if resident else ():
+        for family, entry in _winners(found, width, target) if resident else ():
             entries[family].append(entry)
     if not tried:
         return {}
@@ -132,9 +132,7 @@ def _resident(measured: ByWidth, few_slots: ByWidth, target: Target) -> dict[str
     }
 
 
-def _winners(
-    measured: Sequence[tuple[int, Times]], width: int, few_slots: ByWidth, target: Target
-) -> Iterator[tuple[str, Entry]]:
+def _winners(measured: Sequence[tuple[int, Times]], width: int, target: Target) -> Iterator[tuple[str, Entry]]:
     """Entries of a width: runs of row counts that one resident shape wins against all others, and streaming."""
     device = target.device
     runs = _runs(measured)
@@ -157,36 +155,16 @@ def _winners(
             continue
         if family in SHARED_ROWS or number + 1 < len(runs):
             entry["most_rows"] = most
-        elif family == "resident_block" and (limit := _resident_up_to(width, few_slots, target)):
+        elif family == "resident_block" and (limit := _resident_up_to(width, target)):
             entry["most_rows"] = limit
         yield family, entry | _facts(name, times)
 
 
-def _resident_up_to(width: int, few_slots: ByWidth, target: Target) -> int:
-    """Rows of a width beyond which streaming a small k is faster, in the geometric mean of what was measured; 0: none.
-
-    Where that was not measured, the limit is that of the shipped shapes.
-    """
-    resident = resident_width("resident_block", width)
-    if width not in few_slots:
-        listed = shapes.of(target.device, target.dtype).of_family("resident_block", target.device)
-        same = [shape for shape in listed if shape.resident_width == resident]
-        return same[-1].most_rows if same else 0
-    fastest = {
-        rows: {
-            family: min((us for name, us in times.items() if name.partition(" ")[0] == family), default=math.inf)
-            for family in ("stream", "resident_block")
-        }
-        for rows, times in few_slots[width]
-    }
-
-    def product(limit: int) -> float:
-        """Times of all row counts, multiplied, where rows beyond the limit are streamed."""
-        return math.prod(us["resident_block" if rows <= limit else "stream"] for rows, us in fastest.items())
-
-    last = max(fastest)
-    best = min((last, *fastest, min(fastest) - 1), key=product)
-    return 0 if best == last else best
+def _resident_up_to(width: int, target: Target) -> int:
+    """Rows of a width beyond which the shipped shapes stream a small k; 0: none."""
+    listed = shapes.of(target.device, target.dtype).of_family("resident_block", target.device)
+    same = [shape for shape in listed if shape.resident_width == resident_width("resident_block", width)]
+    return same[-1].most_rows if same else 0
 
 
 def _stream_shapes(measured: ByWidth, target: Target) -> list[Entry]:
