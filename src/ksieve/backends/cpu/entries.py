@@ -92,22 +92,9 @@ def best_keys(keys: Any, count: Int, size: Int, best: Any, spare: Any) -> None:
 
 @entry
 def pool_rows(
-    begin: Int,
-    end: Int,
-    scores: Int,
-    pitch: Int,
-    itemsize: Int,
-    convert: Int,
-    size: Int,
-    columns: Int,
-    lows: Int,
-    highs: Int,
-    numbers: Int,
-    counts: Int,
-    out: Int,
-    out_pitch: Int,
-    memory: Int,
-) -> None:
+    begin: Int, end: Int, scores: Int, pitch: Int, itemsize: Int, convert: Int, size: Int, columns: Int, lows: Int,
+    highs: Int, numbers: Int, counts: Int, out: Int, out_pitch: Int, memory: Int,
+) -> None:  # fmt: skip
     """Write the best score of each block of rows [begin, end).
 
     `scores`, `out`: addresses of row 0; a pitch counts bytes. `itemsize`, `convert`: of the scores, as of
@@ -144,29 +131,10 @@ def pool_rows(
 
 @entry
 def arrange_rows(
-    begin: Int,
-    end: Int,
-    k: Int,
-    out: Int,
-    out_pitch: Int,
-    slots: Int,
-    chosen: Int,
-    forced: Int,
-    entries: Int,
-    rows: Int,
-    places: Int,
-    places_pitch: Int,
-    by_value: Int,
-    highest: Int,
-    expand: Int,
-    tail: Int,
-    scores: Int,
-    scores_pitch: Int,
-    size: Int,
-    least: Int,
-    values: Int,
-    values_pitch: Int,
-) -> None:
+    begin: Int, end: Int, k: Int, out: Int, out_pitch: Int, slots: Int, chosen: Int, forced: Int, entries: Int,
+    rows: Int, places: Int, places_pitch: Int, by_value: Int, highest: Int, expand: Int, tail: Int, scores: Int,
+    scores_pitch: Int, size: Int, least: Int, values: Int, values_pitch: Int,
+) -> None:  # fmt: skip
     """Write the slots of rows [begin, end), and the values of their entries.
 
     Parameters
@@ -228,22 +196,9 @@ def arrange_rows(
 
 @entry
 def gather_rows(
-    begin: Int,
-    end: Int,
-    width: Int,
-    scores: Int,
-    pitch: Int,
-    size: Int,
-    positions: Int,
-    positions_pitch: Int,
-    begins: Int,
-    lengths: Int,
-    by_position: Int,
-    gathered: Int,
-    places: Int,
-    counts: Int,
-    memory: Int,
-) -> None:
+    begin: Int, end: Int, width: Int, scores: Int, pitch: Int, size: Int, positions: Int, positions_pitch: Int,
+    begins: Int, lengths: Int, by_position: Int, gathered: Int, places: Int, counts: Int, memory: Int,
+) -> None:  # fmt: skip
     """Gather rows [begin, end).
 
     Parameters

@@ -67,21 +67,9 @@ def bytes_needed(k: int) -> int:
 
 @entry
 def order_rows(
-    begin: Int,
-    end: Int,
-    k: Int,
-    slots: Int,
-    slots_pitch: Int,
-    begins: Int,
-    scores: Int,
-    pitch: Int,
-    width: Int,
-    size: Int,
-    convert: Int,
-    by_value: Int,
-    flip: Int,
-    memory: Int,
-) -> None:
+    begin: Int, end: Int, k: Int, slots: Int, slots_pitch: Int, begins: Int, scores: Int, pitch: Int, width: Int,
+    size: Int, convert: Int, by_value: Int, flip: Int, memory: Int,
+) -> None:  # fmt: skip
     """Put the positions of rows [begin, end) in order, in place, unused slots last.
 
     Parameters
@@ -134,20 +122,9 @@ def order_rows(
 
 @entry
 def take_values(
-    begin: Int,
-    end: Int,
-    k: Int,
-    slots: Int,
-    slots_pitch: Int,
-    begins: Int,
-    scores: Int,
-    pitch: Int,
-    width: Int,
-    size: Int,
-    least: Int,
-    values: Int,
-    values_pitch: Int,
-) -> None:
+    begin: Int, end: Int, k: Int, slots: Int, slots_pitch: Int, begins: Int, scores: Int, pitch: Int, width: Int,
+    size: Int, least: Int, values: Int, values_pitch: Int,
+) -> None:  # fmt: skip
     """Write the scores of the positions of rows [begin, end); arguments as of `order_rows`.
 
     `least` are the bits of the value of an unused slot.
@@ -173,31 +150,10 @@ def _store_index(address: Int, slot: Int, wide: Int, value: Int) -> None:
 
 @entry
 def write_rows(
-    begin: Int,
-    end: Int,
-    k: Int,
-    slots: Int,
-    slots_pitch: Int,
-    begins: Int,
-    from_row: Int,
-    out: Int,
-    out_pitch: Int,
-    raw: Int,
-    raw_pitch: Int,
-    wide: Int,
-    transform: Int,
-    table: Int,
-    table_pitch: Int,
-    requests: Int,
-    pages: Int,
-    page_size: Int,
-    row_to_request: Int,
-    next_n: Int,
-    offsets: Int,
-    places: Int,
-    places_pitch: Int,
-    filled: Int,
-) -> None:
+    begin: Int, end: Int, k: Int, slots: Int, slots_pitch: Int, begins: Int, from_row: Int, out: Int, out_pitch: Int,
+    raw: Int, raw_pitch: Int, wide: Int, transform: Int, table: Int, table_pitch: Int, requests: Int, pages: Int,
+    page_size: Int, row_to_request: Int, next_n: Int, offsets: Int, places: Int, places_pitch: Int, filled: Int,
+) -> None:  # fmt: skip
     """Write the indices of rows [begin, end) from their positions within the windows.
 
     Parameters

@@ -34,25 +34,10 @@ from ksieve.model.guess import BLOCK
 
 @entry
 def keep_rows(
-    begin: Int,
-    end: Int,
-    scores: Int,
-    pitch: Int,
-    size: Int,
-    convert: Int,
-    begins: Int,
-    lengths: Int,
-    first: Int,
-    bounds: Int,
-    values: Int,
-    values_pitch: Int,
-    places: Int,
-    places_pitch: Int,
-    counts: Int,
-    most: Int,
-    capacity: Int,
+    begin: Int, end: Int, scores: Int, pitch: Int, size: Int, convert: Int, begins: Int, lengths: Int, first: Int,
+    bounds: Int, values: Int, values_pitch: Int, places: Int, places_pitch: Int, counts: Int, most: Int, capacity: Int,
     memory: Int,
-) -> None:
+) -> None:  # fmt: skip
     """Keep scores of rows [begin, end).
 
     Arguments as of `keep`; matrices by address and pitch in bytes, other arrays by address; `memory` is the address of

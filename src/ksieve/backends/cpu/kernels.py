@@ -168,28 +168,10 @@ def _certify(proposals: Int, memory: Int) -> Int:
 
 @entry
 def select_rows(
-    scores: Int,
-    pitch: Int,
-    size: Int,
-    convert: Int,
-    lengths: Int,
-    begin: Int,
-    end: Int,
-    k: Int,
-    out: Int,
-    out_pitch: Int,
-    starts: Int,
-    ks: Int,
-    policy: Int,
-    bin_cutoffs: Int,
-    room: Int,
-    seed: Int,
-    raw: Int,
-    accounting: Int,
-    ending: Int,
-    work: Int,
-    memory: Int,
-) -> None:
+    scores: Int, pitch: Int, size: Int, convert: Int, lengths: Int, begin: Int, end: Int, k: Int, out: Int,
+    out_pitch: Int, starts: Int, ks: Int, policy: Int, bin_cutoffs: Int, room: Int, seed: Int, raw: Int,
+    accounting: Int, ending: Int, work: Int, memory: Int,
+) -> None:  # fmt: skip
     """Select rows [begin, end).
 
     Parameters

@@ -94,18 +94,9 @@ def _best_of_each(key: Any, count: Int, share: Int) -> Int:
 
 @kernel
 def sample_keys(
-    first: Int,
-    group: Int,
-    period: Int,
-    state: Int,
-    jitter: Int,
-    share: Int,
-    most: Int,
-    keys: Int,
-    fits: Int,
-    spare: Int,
-    memory: Int,
-) -> Int:
+    first: Int, group: Int, period: Int, state: Int, jitter: Int, share: Int, most: Int, keys: Int, fits: Int,
+    spare: Int, memory: Int,
+) -> Int:  # fmt: skip
     """Store the keys of the samples, of many only the `most` best and some more; return the number stored.
 
     In each period the sampled group begins at `first`, or up to `jitter` - 1 groups later, by a guess's `state` or, if
