@@ -123,8 +123,7 @@ def _cpu_kernels() -> list[Kernel]:
     from ksieve.backends.cpu import accounting, converting, entries, finishing, keeping, kernels, ranking
 
     called = [
-        kernels.select_rows, accounting.account, ranking.emit_last, finishing.order_rows, finishing.take_values,
-        finishing.write_rows, entries.gather_rows, entries.pool_rows, entries.arrange_rows, keeping.keep_rows,
-        *converting.converters(),
+        kernels.select_rows, accounting.account, ranking.emit_last, finishing.order_rows, finishing.write_rows,
+        entries.gather_rows, entries.pool_rows, entries.arrange_rows, keeping.keep_rows, *converting.converters(),
     ]  # fmt: skip
     return list(dict.fromkeys(each for one in called for each in one.needed))

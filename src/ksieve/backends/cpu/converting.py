@@ -21,7 +21,7 @@ from ksieve.backends.cpu.simd import (
     FLOAT32,
     Int,
     Word,
-    intrinsic,
+    built,
     jit,
     lanes,
     load_u16,
@@ -38,17 +38,12 @@ types = numba.types
 LARGEST, SMALLEST = RANKINGS.index("largest"), RANKINGS.index("smallest")
 
 
-@intrinsic
-def _spread_block(typing: Any, source: Any, target: Any) -> Any:
+@built(types.void, types.int64, types.int64)
+def _spread_block(builder: Any, source: Any, target: Any) -> None:
     """Store 64 16-bit words from one address as 32-bit words at another."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        i32 = ir.VectorType(ir.IntType(32), BLOCK)
-        words = builder.zext(lanes(builder, args[0], ir.IntType(16), BLOCK), i32)
-        builder.store(words, builder.inttoptr(args[1], i32.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    i32 = ir.VectorType(ir.IntType(32), BLOCK)
+    words = builder.zext(lanes(builder, source, ir.IntType(16), BLOCK), i32)
+    builder.store(words, builder.inttoptr(target, i32.as_pointer()), align=1)
 
 
 @jit

@@ -137,22 +137,11 @@ def arrange_rows(
 ) -> None:  # fmt: skip
     """Write the slots of rows [begin, end), and the values of their entries.
 
-    Parameters
-    ----------
-    out, places, scores, values
-        Addresses of row 0, 0 where absent; a ``..._pitch`` counts bytes. `out` receives int32.
-    slots
-        Slots of a row.
-    chosen
-        Address of int32 (rows, k).
-    forced
-        Address of int64 (5, rows): the first five of `ksieve.core.entries.Forced`.
-    entries
-        Address of int64 (5, rows): begin, number, low, high and tail of `ksieve.core.entries.Entries`.
-    by_value, highest, expand, tail
-        Of the options.
-    size, least
-        Bytes of a score, and bits of the value of an unused slot.
+    `out`, `places`, `scores`, `values`: addresses of row 0, 0 where absent; a ``..._pitch`` counts bytes. `out`
+    receives int32. `slots`: of a row. `chosen`: address of int32 (rows, k). `forced`: address of int64 (5, rows), the
+    first five of `ksieve.core.entries.Forced`. `entries`: address of int64 (5, rows), begin, number, low, high and tail
+    of `ksieve.core.entries.Entries`. `by_value`, `highest`, `expand`, `tail`: of the options. `size`, `least`: bytes of
+    a score, and bits of the value of an unused slot.
     """
     of, parts = i64s(entries), i64s(forced)
     for r in range(begin, end):
@@ -201,20 +190,9 @@ def gather_rows(
 ) -> None:  # fmt: skip
     """Gather rows [begin, end).
 
-    Parameters
-    ----------
-    scores, positions
-        Addresses of row 0; a pitch counts bytes.
-    begins, lengths
-        Addresses of int64 (rows,): windows.
-    size
-        Bytes of a score.
-    gathered, places
-        Addresses of the scores and of the int32 positions, both (rows, width).
-    counts
-        Address of int32 (rows,).
-    memory
-        Address of `finishing.bytes_needed`, for a row's width.
+    `scores`, `positions`: addresses of row 0; a pitch counts bytes. `size`: bytes of a score. `begins`, `lengths`:
+    addresses of int64 (rows,), windows. `gathered`, `places`: addresses of the scores and of the int32 positions, both
+    (rows, width). `counts`: address of int32 (rows,). `memory`: address of `finishing.bytes_needed`, for a row's width.
     """
     words, spare = u64s(memory), memory + 8 * width
     for r in range(begin, end):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ksieve.backends.cpu.compiled import entry, kernel, prepare
+from ksieve.backends.cpu.compiled import entry, kernel
 from ksieve.backends.cpu.simd import (
     Int,
     call,
@@ -72,19 +72,11 @@ def order_rows(
 ) -> None:  # fmt: skip
     """Put the positions of rows [begin, end) in order, in place, unused slots last.
 
-    Parameters
-    ----------
-    slots, scores
-        Addresses of row 0; a ``..._pitch`` counts bytes. `slots` is int32 (rows, k): positions within the windows, -1
-        in unused slots.
-    begins
-        Address of int64 (rows,): the first position of every row's window.
-    width, size, convert
-        Of the scores: columns, bytes of each, and as of `kernels.select_rows`.
-    by_value, flip
-        Whether the best score comes first, and LAST_INDEX if then the highest of equal ones does, else 0.
-    memory
-        Address of `bytes_needed`.
+    `slots`, `scores`: addresses of row 0; a ``..._pitch`` counts bytes. `slots` is int32 (rows, k): positions within
+    the windows, -1 in unused slots. `begins`: address of int64 (rows,), the first position of every row's window.
+    `width`, `size`, `convert`: of the scores, columns, bytes of each, and as of `kernels.select_rows`. `by_value`,
+    `flip`: whether the best score comes first, and LAST_INDEX if then the highest of equal ones does, else 0. `memory`:
+    address of `bytes_needed`.
     """
     bits, loaded = u32s(memory + 8 * k), memory + (8 if size == 4 else 12) * k
     for r in range(begin, end):
@@ -120,24 +112,6 @@ def order_rows(
             store_i32(own + 4 * i, np.int32(-1))
 
 
-@entry
-def take_values(
-    begin: Int, end: Int, k: Int, slots: Int, slots_pitch: Int, begins: Int, scores: Int, pitch: Int, width: Int,
-    size: Int, least: Int, values: Int, values_pitch: Int,
-) -> None:  # fmt: skip
-    """Write the scores of the positions of rows [begin, end); arguments as of `order_rows`.
-
-    `least` are the bits of the value of an unused slot.
-    """
-    for r in range(begin, end):
-        own, target = slots + r * slots_pitch, values + r * values_pitch
-        row, first = scores + r * pitch, i64s(begins)[r]
-        for i in range(k):
-            position = np.int64(np.int32(load_u32(own + 4 * i)))
-            score = row + size * smaller(first + position, width - 1)
-            store_score(size, target + size * i, load_score(size, score) if position >= 0 else np.uint32(least))
-
-
 @jit
 def _store_index(address: Int, slot: Int, wide: Int, value: Int) -> None:
     """Store an index as int32, or as int64 in two halves, at any alignment."""
@@ -150,27 +124,27 @@ def _store_index(address: Int, slot: Int, wide: Int, value: Int) -> None:
 
 @entry
 def write_rows(
-    begin: Int, end: Int, k: Int, slots: Int, slots_pitch: Int, begins: Int, from_row: Int, out: Int, out_pitch: Int,
-    raw: Int, raw_pitch: Int, wide: Int, transform: Int, table: Int, table_pitch: Int, requests: Int, pages: Int,
-    page_size: Int, row_to_request: Int, next_n: Int, offsets: Int, places: Int, places_pitch: Int, filled: Int,
+    begin: Int, end: Int, k: Int, slots: Int, slots_pitch: Int, begins: Int, scores: Int, pitch: Int, width: Int,
+    size: Int, least: Int, values: Int, values_pitch: Int, from_row: Int, out: Int, out_pitch: Int, raw: Int,
+    raw_pitch: Int, wide: Int, transform: Int, table: Int, table_pitch: Int, requests: Int, pages: Int, page_size: Int,
+    row_to_request: Int, next_n: Int, offsets: Int, places: Int, places_pitch: Int, filled: Int,
 ) -> None:  # fmt: skip
-    """Write the indices of rows [begin, end) from their positions within the windows.
+    """Write the values and the indices of rows [begin, end) from their positions within the windows.
 
-    Parameters
-    ----------
-    slots, begins
-        As of `order_rows`.
-    out, raw, table, row_to_request, offsets, places, filled
-        Addresses of row 0, 0 where absent; a ``..._pitch`` counts bytes.
-    from_row, wide
-        Whether an index counts from the start of the row, and whether it takes 64 bits.
-    transform
-        AS_INDEX, BY_PAGES or BY_OFFSETS.
-    requests, pages, page_size, next_n
-        Of the page table.
+    The first ten arguments: as of `order_rows`. Others are addresses of row 0, 0 where absent; a ``..._pitch`` counts
+    bytes. `least`: bits of the value of an unused slot. `from_row`, `wide`: whether an index counts from the start of
+    the row, and whether it takes 64 bits. `transform`: AS_INDEX, BY_PAGES or BY_OFFSETS. `requests`, `pages`,
+    `page_size`, `next_n`: of the page table.
     """
     for r in range(begin, end):
-        own, base, used = slots + r * slots_pitch, i64s(begins)[r] if from_row else 0, 0
+        own, first, used = slots + r * slots_pitch, i64s(begins)[r], 0
+        row, target, base = scores + r * pitch, values + r * values_pitch, first if from_row else 0
+        for i in range(k if values != 0 else 0):
+            position = np.int64(np.int32(load_u32(own + 4 * i)))
+            score = row + size * smaller(first + position, width - 1)
+            store_score(size, target + size * i, load_score(size, score) if position >= 0 else np.uint32(least))
+        if out == 0:  # the positions are the indices
+            continue
         offset, request = np.int64(0), r // next_n
         if transform == BY_OFFSETS:
             offset = np.int64(np.int32(load_u32(offsets + 4 * r)))
@@ -198,8 +172,3 @@ def write_rows(
             _store_index(out + r * out_pitch, i, wide, index)
         if filled != 0:
             store_i32(filled + 4 * r, np.int32(used))
-
-
-def ready(ordered: bool, valued: int, written: bool) -> None:
-    """Prepare what a call needs."""
-    prepare(*(order_rows,) * ordered, *(take_values,) * (valued != 0), *(write_rows,) * written)

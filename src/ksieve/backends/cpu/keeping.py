@@ -84,24 +84,13 @@ def keep(
 ) -> None:
     """Append the scores of each row's window that are not worse than its bound.
 
-    Parameters
-    ----------
-    scores : ndarray, shape (rows, width)
-        As of `ksieve.backends.cpu.runner.run`.
-    begins, lengths : ndarray of int64, shape (rows,)
-        Windows, within the width.
-    first : int
-        Position of the first column.
-    bounds : ndarray of uint32, shape (rows,)
-        Ordered keys of the ranked scores (`ksieve.core.keys.order_key`) that are kept are not larger.
-    values, places : ndarray of the scores' dtype and of int32, shape (rows, capacity)
-        Lists of the rows; receive scores and positions, in ascending order of position.
-    counts : ndarray of int64, shape (rows,)
-        Slots in use; rewritten. More than the capacity, or than `most` more than before, where the row has more such
-        scores; the last of them were then not counted or listed.
-    most : int
-        Scores that are appended to a row.
-    ranking : Ranking
+    `scores` (ndarray, shape (rows, width)): as of `ksieve.backends.cpu.runner.run`. `begins`, `lengths` (ndarray of
+    int64, shape (rows,)): windows, within the width. `first`: position of the first column. `bounds` (ndarray of
+    uint32, shape (rows,)): ordered keys of the ranked scores (`ksieve.core.keys.order_key`) that are kept are not
+    larger. `values`, `places` (ndarray of the scores' dtype and of int32, shape (rows, capacity)): lists of the rows;
+    receive scores and positions, in ascending order of position. `counts` (ndarray of int64, shape (rows,)): slots in
+    use; rewritten. More than the capacity, or than `most` more than before, where the row has more such scores; the
+    last of them were then not counted or listed. `most`: scores that are appended to a row.
     """
     rows, width = scores.shape
     capacity, reading = values.shape[1], _reading(scores, ranking)

@@ -14,7 +14,7 @@ from then on. No frontier is therefore scanned again. `Stats.scans` counts the r
 model counts the same reads (`ksieve.model.reference`).
 
 What only some calls need is compiled alone, and called through an address that is 0 in all others: `convert`, which
-ranks and widens scores (`ksieve.backends.cpu.simd.converter`), `account`, which fills the statistics, and `emit_last`,
+ranks and widens scores (`ksieve.backends.cpu.converting`), `account`, which fills the statistics, and `emit_last`,
 which HIGHEST_TIES ends with.
 
 A row of at most `TILE` scores is bisected instead (`ksieve.backends.cpu.short`), into the same slots, except in calls
@@ -174,38 +174,16 @@ def select_rows(
 ) -> None:  # fmt: skip
     """Select rows [begin, end).
 
-    Parameters
-    ----------
-    scores, out
-        Addresses of row 0; `pitch` and `out_pitch` count bytes.
-    size
-        Bytes of a score.
-    convert
-        Address of the scores' converter (`simd.converter`); 0 for float32, the largest first.
-    lengths
-        Address of int32 (rows,), already clamped: those of the rows' windows.
-    starts
-        Address of the int32 first positions of the windows, from which indices count; 0 if all of them are 0.
-    ks
-        Address of each row's own int32 k, clamped to [0, k]; 0 if every row has k slots.
-    policy
-        Address of int64 (8,): stride, group, phase multiplier, primary rank (0: no view), rescue rank (0: none), exact
-        boundary, sampled scores per statistic, groups that a jittered view chooses from (1: none).
-    bin_cutoffs
-        Address of `ksieve.core.keys.BIN_CUTOFF_KEY`.
-    room
-        Candidates stored per worker: the largest length, or at least 2 k and twice the largest sample rank.
-    seed
-        Seed of the guesses (`ksieve.model.guess`), not negative; no answer depends on it.
-    raw
-        Address of int32 (rows, 16), which receives the statistics; 0 for none.
-    accounting, ending
-        Addresses of the kernels `account` and `emit_last`; 0 without statistics, and with other ties than HIGHEST_TIES.
-    work
-        Address of int64 (rows,), which receives the number of scores sampled, stored, and compared again in later
-        passes; 0 for none.
-    memory
-        Address of the thread's scratch memory.
+    Arguments are numbers and addresses, 0 where absent; a pitch counts bytes. `scores`, `out`: of row 0. `size`: bytes
+    of a score. `convert`: of the scores' converter (`converting.converter`); 0 for float32, the largest first.
+    `lengths`, `starts`: int32 (rows,), lengths of the rows' windows, already clamped, and their first positions, from
+    which indices count; without `starts` all are 0. `ks`: int32 (rows,), each row's own k, clamped to [0, k].
+    `policy`: int64 (8,) of `runner._policy_numbers`. `bin_cutoffs`: `ksieve.core.keys.BIN_CUTOFF_KEY`. `room`:
+    candidates stored per worker, the largest length, or at least 2 k and twice the largest sample rank. `seed`: of the
+    guesses (`ksieve.model.guess`), not negative; no answer depends on it. `raw`: int32 (rows, 16), receives the
+    statistics. `accounting`, `ending`: the kernels `account` and `emit_last`, for statistics and for HIGHEST_TIES.
+    `work`: int64 (rows,), receives the number of scores sampled, stored, and compared again in later passes. `memory`:
+    the thread's scratch memory.
     """
     found, counter, asked = i64s(memory + FOUND), i64s(memory + WORK), i64s(memory + ASKED)
     asked[3], asked[4], asked[SEED], asked[ROOM] = size, convert, seed, room

@@ -232,6 +232,7 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     Positions that are the indices are selected into the output, and put in order there.
     """
     from ksieve.backends.cpu import finishing
+    from ksieve.backends.cpu.compiled import prepare
 
     options, first = finish.options, _flat(begins)
     scores, out, raw, values, table, row_to_request, offsets, places, counts = map(
@@ -252,7 +253,8 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     shape = scores.pitch, finish.scores.shape[1], size
     ordered = options.order != "any"
     room, step = finishing.bytes_needed(k), max(1, SLOTS_AT_A_TIME // max(k, 1))
-    finishing.ready(ordered, values.address, written)
+    finished, target = written or values.address != 0, out.address if written else 0
+    prepare(*(finishing.order_rows,) * ordered, *(finishing.write_rows,) * finished)
 
     def work(begin: int, end: int) -> None:
         local = placed(np.empty((min(step, end - begin), k), np.int32)) if written else out
@@ -265,12 +267,10 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
             if ordered:
                 memory = _scratch(room)
                 finishing.order_rows(*part, convert, by_value, flip, memory.address)
-            if values.address:
-                finishing.take_values(*part, least, values.address, values.pitch)
-            if written:
+            if finished:
                 finishing.write_rows(
-                    at, last, k, slots, local.pitch, first.address, from_row, out.address, out.pitch, raw.address,
-                    raw.pitch, wide, transform, table.address, table.pitch, requests, pages, options.page_size,
+                    *part, least, values.address, values.pitch, from_row, target, out.pitch, raw.address, raw.pitch,
+                    wide, transform, table.address, table.pitch, requests, pages, options.page_size,
                     row_to_request.address, options.next_n, offsets.address, places.address, places.pitch,
                     counts.address,
                 )  # fmt: skip

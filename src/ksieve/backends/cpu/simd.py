@@ -9,6 +9,7 @@ thread. Only ``-0.0``, one place below ``+0.0``, needs care, in `raw_limit`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -65,6 +66,19 @@ def jit(function: _F) -> _F:
 # ---- LLVM building blocks --------------------------------------------------------------------------------
 
 
+def built(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make an intrinsic of these types from a function that builds its instructions, given the builder and values."""
+
+    def made(build: Callable[..., Any]) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            found = build(builder, *args)
+            return context.get_dummy_value() if found is None else found
+
+        return intrinsic(wraps(build)(lambda typing, *given: (result(*arguments), codegen)))
+
+    return made
+
+
 def lanes(builder: Any, address: Any, lane_type: Any, count: Int) -> Any:
     """Load a vector from any address."""
     pointer = builder.inttoptr(address, ir.VectorType(lane_type, count).as_pointer())
@@ -82,41 +96,30 @@ def _at_most(builder: Any, lanes: Any, limit: Any) -> Any:
     return builder.bitcast(builder.icmp_unsigned("<=", lanes, limits), ir.IntType(64))
 
 
-@intrinsic
-def block_mask(typing: Any, address: Any, limit: Word) -> Any:
+@built(types.uint64, types.int64, types.uint32)
+def block_mask(builder: Any, address: Any, limit: Any) -> Any:
     """Bit i of the result: whether score i of the 64 float32 at `address` has a raw key of at most `limit`.
 
     Written in IR because the loop vectoriser does not turn 64 comparisons into one mask.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        i32 = ir.IntType(32)
-        bits = lanes(builder, args[0], i32, BLOCK)
-        sign = builder.ashr(bits, _splat(31, BLOCK))
-        flip = builder.and_(builder.xor(sign, _splat(0xFFFFFFFF, BLOCK)), _splat(0x7FFFFFFF, BLOCK))
-        raw = builder.sub(builder.xor(bits, flip), _splat(INF_KEY, BLOCK))
-        return _at_most(builder, raw, args[1])
-
-    return types.uint64(types.int64, types.uint32), codegen
+    i32 = ir.IntType(32)
+    bits = lanes(builder, address, i32, BLOCK)
+    sign = builder.ashr(bits, _splat(31, BLOCK))
+    flip = builder.and_(builder.xor(sign, _splat(0xFFFFFFFF, BLOCK)), _splat(0x7FFFFFFF, BLOCK))
+    raw = builder.sub(builder.xor(bits, flip), _splat(INF_KEY, BLOCK))
+    return _at_most(builder, raw, limit)
 
 
-@intrinsic
-def key_mask(typing: Any, address: Any, limit: Word) -> Any:
+@built(types.uint64, types.int64, types.uint32)
+def key_mask(builder: Any, address: Any, limit: Any) -> Any:
     """Bit i of the result: whether word i of the 64 uint32 at `address` is at most `limit`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _at_most(builder, lanes(builder, args[0], ir.IntType(32), BLOCK), args[1])
-
-    return types.uint64(types.int64, types.uint32), codegen
+    return _at_most(builder, lanes(builder, address, ir.IntType(32), BLOCK), limit)
 
 
 def _chosen(sign: str) -> Any:
-    @intrinsic
-    def choose(typing: Any, first: Any, second: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.select(builder.icmp_signed(sign, *args), *args)
-
-        return types.int64(types.int64, types.int64), codegen
+    @built(types.int64, types.int64, types.int64)
+    def choose(builder: Any, first: Any, second: Any) -> Any:
+        return builder.select(builder.icmp_signed(sign, first, second), first, second)
 
     return choose
 
@@ -157,24 +160,17 @@ def call(typing: Any, address: Any, arguments: Any) -> Any:
 
 
 def _loading(item: Any) -> Any:
-    @intrinsic
-    def load(typing: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.load(builder.inttoptr(args[0], ir.IntType(item.bitwidth).as_pointer()), align=1)
-
-        return item(types.int64), codegen
+    @built(item, types.int64)
+    def load(builder: Any, address: Any) -> Any:
+        return builder.load(builder.inttoptr(address, ir.IntType(item.bitwidth).as_pointer()), align=1)
 
     return load
 
 
 def _storing(item: Any) -> Any:
-    @intrinsic
-    def store(typing: Any, address: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            builder.store(args[1], builder.inttoptr(args[0], ir.IntType(item.bitwidth).as_pointer()), align=1)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, item), codegen
+    @built(types.void, types.int64, item)
+    def store(builder: Any, address: Any, value: Any) -> None:
+        builder.store(value, builder.inttoptr(address, ir.IntType(item.bitwidth).as_pointer()), align=1)
 
     return store
 
@@ -186,53 +182,35 @@ store_i32, store_u16 = _storing(types.int32), _storing(types.uint16)
 """Store to any address."""
 
 
-@intrinsic
-def prefetch(typing: Any, address: Any) -> Any:
+@built(types.void, types.int64)
+def prefetch(builder: Any, address: Any) -> None:
     """Prefetch a cache line; the address need not be mapped."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
-        shape = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
-        instruction = builder.module.declare_intrinsic("llvm.prefetch", [pointer], shape)
-        read, keep_close, data = ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)
-        builder.call(instruction, [builder.inttoptr(args[0], pointer), read, keep_close, data])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+    i32, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+    shape = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+    instruction = builder.module.declare_intrinsic("llvm.prefetch", [pointer], shape)
+    read, keep_close, data = ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)
+    builder.call(instruction, [builder.inttoptr(address, pointer), read, keep_close, data])
 
 
-@intrinsic
-def copy(typing: Any, source: Any, target: Any, count: Any) -> Any:
+@built(types.void, types.int64, types.int64, types.int64)
+def copy(builder: Any, source: Any, target: Any, count: Any) -> None:
     """Copy bytes to another, separate place."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, i64 = ir.IntType(8).as_pointer(), ir.IntType(64)
-        instruction = builder.module.declare_intrinsic("llvm.memcpy", [pointer, pointer, i64])
-        source, target = (builder.inttoptr(address, pointer) for address in args[:2])
-        builder.call(instruction, [target, source, args[2], ir.Constant(ir.IntType(1), 0)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
+    pointer, i64 = ir.IntType(8).as_pointer(), ir.IntType(64)
+    instruction = builder.module.declare_intrinsic("llvm.memcpy", [pointer, pointer, i64])
+    source, target = (builder.inttoptr(address, pointer) for address in (source, target))
+    builder.call(instruction, [target, source, count, ir.Constant(ir.IntType(1), 0)])
 
 
-@intrinsic
-def lowest_bit(typing: Any, mask: Word) -> Any:
+@built(types.int64, types.uint64)
+def lowest_bit(builder: Any, mask: Any) -> Any:
     """Position of the lowest set bit; 64 for an empty mask."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.uint64), codegen
+    return builder.cttz(mask, ir.Constant(ir.IntType(1), 0))
 
 
-@intrinsic
-def bit_count(typing: Any, mask: Word) -> Any:
+@built(types.int64, types.uint64)
+def bit_count(builder: Any, mask: Any) -> Any:
     """Number of set bits."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
-
-    return types.int64(types.uint64), codegen
+    return builder.ctpop(mask)
 
 
 # ---- scores and keys -------------------------------------------------------------------------------------
