@@ -8,26 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One function, operator or method of an engine.
+    """One function, operator or method of an engine: an `attribute` of an object.
 
-    Attributes
-    ----------
-    owner : str
-        ``module:path`` of the object that has it as an attribute.
-    attribute : str
-    adapter : str
-        ``module.function`` of `ksieve.adapters` that takes its place.
-    schemas : tuple of str
-        Of an operator of PyTorch: those that the adapter takes, as `ksieve.adapters._signatures.signature_of` writes
-        them. Other functions have the adapter's own signature, or its first arguments.
-    writes : tuple of str
-        Arguments that the engine's own operator writes to.
-    answer : str, int or None
-        Where the indices are: an argument, a place in the returned tuple, or the returned tensor itself.
-    module : str
-        Module whose import brings the operator; default: that of `owner`.
-    fill : tuple of str and int, or None
-        Argument with the value of unused slots, and its default; None: they hold -1.
+    `owner`: ``module:path`` of that object. `adapter`: ``module.function`` of `ksieve.adapters` that takes its place.
+    `schemas`: of an operator of PyTorch, those that the adapter takes, as `ksieve.adapters._signatures.signature_of`
+    writes them. Other functions have the adapter's own signature, or its first arguments. `writes`: arguments that the
+    engine's own operator writes to. `answer`: where the indices are: an argument, a place in the returned tuple, or
+    None for the returned tensor itself. `module`: whose import brings the operator; default: that of `owner`. `fill`:
+    argument with the value of unused slots, and its default; None: they hold -1.
     """
 
     owner: str

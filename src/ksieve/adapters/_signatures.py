@@ -44,20 +44,9 @@ class Finding:
 class EngineReport:
     """What is installed of an engine, for `ksieve doctor --for`.
 
-    Attributes
-    ----------
-    engine : str
-    versions : dict of str to str
-        Its distributions.
-    registered : bool
-        Whether its plugin loader finds ksieve; True where an engine has none.
-    loaded : bool
-        Whether the engine's own variable lets it load ksieve.
-    on : bool
-        Whether the variable of ksieve is set.
-    operators : tuple of Finding
-    problem : str or None
-        Why no operator would be replaced, although this machine has a driver.
+    `versions`: of its distributions. `registered`: whether its plugin loader finds ksieve; True where an engine has
+    none. `loaded`: whether the engine's own variable lets it load ksieve. `on`: whether the variable of ksieve is set.
+    `problem`: why no operator would be replaced, although this machine has a driver.
     """
 
     engine: str

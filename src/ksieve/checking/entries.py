@@ -80,20 +80,10 @@ class Selection:
     def finding(self, row: int, row_id: int, answer: NDArray[Any], k: int, options: Options) -> Finding:
         """The finding of a fault."""
         fault = self.faults[row]
-        positions = tuple(int(answer[c]) for c in fault.columns)
-        nothing = (None,) * len(positions)
+        held = tuple(int(answer[c]) for c in fault.columns)
+        scores = (None,) * len(held)
         return Finding(
-            row_id,
-            0,
-            fault.reason,
-            fault.columns,
-            positions,
-            None,
-            None,
-            nothing,
-            k=k,
-            options=options,
-            note=fault.note,
+            row_id, 0, fault.reason, fault.columns, held, scores=scores, k=k, options=options, note=fault.note
         )
 
 

@@ -43,20 +43,10 @@ _FAR = 1 << 40
 class Asked:
     """A checked request: the answer that is to be judged must fit it.
 
-    Attributes
-    ----------
-    rows, width, slots, k : int
-        Shape of the scores as a matrix, slots per row, and the largest k of a row.
-    options : Options
-    sentinel : int
-    live : int
-        Rows from this one on hold the sentinel alone.
-    lengths : ndarray of an integer dtype, shape (rows // next_n,), or None
-        Lengths or ends, by `options.windows`.
-    starts, ks : ndarray of an integer dtype, shape (rows,), or None
-    positions : ndarray of int32, shape (rows, width), or None
-    counts : ndarray of an integer dtype, shape (rows,), or None
-        Slots that each row uses.
+    `rows`, `width`, `slots`, `k`: shape of the scores as a matrix, slots per row, and the largest k of a row. `live`:
+    rows from this one on hold the sentinel alone. Of integers: `lengths` (shape (rows // next_n,)), lengths or ends, by
+    `options.windows`; `starts`, `ks`, `counts` (shape (rows,)), of which the last are the slots that each row uses;
+    `positions` (shape (rows, width)).
     """
 
     rows: int

@@ -94,8 +94,8 @@ class Finding:
     reason: Reason
     slots: tuple[int, ...]
     positions: tuple[int, ...]
-    worst: tuple[int, float] | None
-    best_left: tuple[int, float] | None
+    worst: tuple[int, float] | None = None
+    best_left: tuple[int, float] | None = None
     scores: tuple[float | None, ...] = ()
     start: int = 0
     k: int = 0

@@ -58,28 +58,12 @@ STAGES = 6
 class Geometry:
     """Launch shape of one kernel family; `ctas_per_sm` also fixes the register budget at compile time.
 
-    Attributes
-    ----------
-    threads, ctas_per_sm : int
-    stages : int
-        Loads of 16 bytes that each thread keeps in flight.
-    resident_width : int
-        Longest row, in scores, that the family keeps on chip and reads once; 0 for families that do not.
-    ctas_per_row : int
-        CTAs that share such a row, a tile of it each.
-    overflow_vectors : int
-        Loads of 16 bytes of such a row, for each thread, that the ring has no room for.
-    registers : bool
-        Whether the scores of such a row stay in registers (`register_block`): of a plain call, or one whose slots have
-        no order.
-    plain : bool
-        Whether the shape is for calls without options alone: ptxas would spill what those need.
-    widest : int
-        Widest rows, in scores, that the shape is for; 0 for any.
-    fewest_rows, most_rows : int
-        How many rows the shape is for; 0 for any.
-    source : str
-        Where the shape comes from.
+    `stages`: loads of 16 bytes that each thread keeps in flight. `resident_width`: longest row, in scores, that the
+    family keeps on chip and reads once; 0 for families that do not. `ctas_per_row`: CTAs that share such a row, a tile
+    of it each. `overflow_vectors`: loads of 16 bytes of such a row, for each thread, that the ring has no room for.
+    `registers`: whether the scores of such a row stay in registers (`register_block`), of a plain call, or one whose
+    slots have no order. `plain`: whether the shape is for calls without options alone: ptxas would spill what those
+    need. `widest`, `fewest_rows`, `most_rows`: rows, in scores and in number, that the shape is for; 0 for any.
     """
 
     threads: int
@@ -142,45 +126,25 @@ class Stride:
 class Shapes:
     """What is measured or derived for one class of devices. Each is read once, and compared by identity.
 
-    Attributes
-    ----------
-    name : str
-        Of `CLASSES`.
-    devices : str
-        Which devices they are, in words.
-    capability : tuple of (tuple of int, tuple of int or None)
-        Least compute capability, and the one from which the class ends.
-    multiprocessors : int
-        Of the device that row limits were measured on; other devices take them in proportion.
-    shared_kib_per_sm : tuple of (int, int or None)
-        Least shared memory of a multiprocessor, in KiB, and the size from which the class ends.
-    widest_cluster : int
-        CTAs of the largest thread block cluster; 1 without clusters.
-    usual : dict of str to Geometry
-        The shape of every family that the class can run, where no measured one suits.
-    roomy : dict of str to Geometry
-        In place of both for specialisations that need more registers: policies with a coarse boundary, and options of
-        16-bit rows that CTAs share.
-    resident : dict of str to tuple of Geometry
-        For rows that stay on chip, 12 to 128 scores a thread. Of the narrowest width that has room, the first that
-        suits is taken. More clusters than the last shape of a width is for would not run at once. More rows than the
-        last shape of `resident_block` is for are kept on chip if k is large (`RESIDENT_RANK`). All CTAs of
-        `resident_grid` must run at once.
-    streamed : dict of str to tuple of Geometry
-        For rows that do not; the first that suits is taken.
-    splits : tuple of Split
-        Wide ones last, of which the last that suits is taken.
-    strides : tuple of Stride
-        Dense ones first, of which the last that suits is taken.
-    dtype : str
-        Of the scores that all this is for.
-    derived_from : str
-        The class whose entries the parts in `derived` are.
-    derived : frozenset of str
-        Of `MEASURED`.
-    spilled, spilled_with_options : dict of str to list of int
-        Of another class's shapes, widths that are left out, for all calls or for calls with options: compiled for
-        devices of this class, ptxas spills registers (``make cubins`` compiles them).
+    `name`: of `CLASSES`. `devices`: which they are, in words. `capability`, `shared_kib_per_sm`: least compute
+    capability, and least shared memory of a multiprocessor in KiB, and the ones from which the class ends.
+    `multiprocessors`: of the device that row limits were measured on; other devices take them in proportion.
+    `widest_cluster`: CTAs of the largest thread block cluster; 1 without clusters.
+
+    `usual`: the shape of every family that the class can run, where no measured one suits. `roomy`: in place of both
+    for specialisations that need more registers: policies with a coarse boundary, and options of 16-bit rows that CTAs
+    share.
+
+    `resident`: for rows that stay on chip, 12 to 128 scores a thread. Of the narrowest width that has room, the first
+    that suits is taken. More clusters than the last shape of a width is for would not run at once. More rows than the
+    last shape of `resident_block` is for are kept on chip if k is large (`RESIDENT_RANK`). All CTAs of `resident_grid`
+    must run at once. `streamed`: for rows that do not; the first that suits is taken. `splits`: wide ones last,
+    `strides`: dense ones first, of which the last that suits is taken.
+
+    `dtype`: of the scores that all this is for. `derived_from`: the class whose entries the parts in `derived` (of
+    `MEASURED`) are. `spilled`, `spilled_with_options`: of another class's shapes, widths that are left out, for all
+    calls or for calls with options: compiled for devices of this class, ptxas spills registers (``make cubins``
+    compiles them).
     """
 
     name: str

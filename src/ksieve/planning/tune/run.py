@@ -275,21 +275,9 @@ def run(
 ) -> None:
     """Measure the questions that `done` does not answer yet.
 
-    Parameters
-    ----------
-    options : dict
-        From `prepare`.
-    target : Target
-    done : dict
-        Results by `name_of`, completed in place: ``us`` of each exact candidate, among them the planner's own choice
-        if it is a resident shape, and ``choice``, the time of that choice.
-    rounds : int
-    end : float
-        Time of ``time.monotonic`` from which no further question is begun.
-    progress : callable
-        Called as ``progress(done, of)``.
-    keep : callable
-        Called after each question.
+    `options`: from `prepare`. `done`: results by `name_of`, completed in place: ``us`` of each exact candidate, among
+    them the planner's own choice if it is a resident shape, and ``choice``, the time of that choice. `end`: time of
+    ``time.monotonic`` from which no further question is begun. `keep`: called after each question.
     """
     device = tasks.require_device()
     for number, (shape, variants) in enumerate(options.items()):

@@ -80,28 +80,14 @@ def measure(
     least_seconds: float = 0.002,
     most_replays: int = 20,
 ) -> list[Timing]:
-    """Time contenders against each other; the current device is theirs.
+    """Time contenders against each other, in the order given; the current device is theirs.
 
-    Parameters
-    ----------
-    contenders : sequence of Contender
-        A contender that raises, or whose answer is wrong, is reported as such. The others are not affected unless the
-        GPU context is lost: then none has a time, and `Timing.lost` marks the one whose call it was.
-    sets : int
-        Input sets, numbered from 0.
-    read_bytes : int
-        Bytes that one call reads, of the contender that reads least: if those of all sets fit L2, it is flushed.
-    rounds : int
-        Timed rounds after an untimed one.
-    least_seconds : float
-        Replays per round fill about this time.
-    most_replays : int
-        Bound on the replays per round.
+    A contender that raises, or whose answer is wrong, is reported as such. The others are not affected unless the GPU
+    context is lost: then none has a time, and `Timing.lost` marks the one whose call it was.
 
-    Returns
-    -------
-    list of Timing
-        In the order given.
+    `sets`: input sets, numbered from 0. `read_bytes`: bytes that one call reads, of the contender that reads least: if
+    those of all sets fit L2, it is flushed. `rounds`: timed rounds after an untimed one. `least_seconds`: replays per
+    round fill about this time, `most_replays` at most.
     """
     import torch
 
