@@ -11,20 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ksieve.backends.cpu import scratch as at
 from ksieve.backends.cpu.compiled import kernel
-from ksieve.backends.cpu.scratch import (
-    APART,
-    ASKED,
-    COUNTS,
-    LIMITS,
-    STATISTICS,
-    TAUS,
-    THRESHOLDS,
-    WIDE,
-    K,
-    key_of,
-    row_of,
-)
 from ksieve.backends.cpu.simd import (
     INF_KEY,
     TILE,
@@ -92,25 +80,25 @@ def account(worst: Int, stored: Int, complete: Int, bin_cutoffs: Int, memory: In
 
     If the stored keys are `complete`, they are counted, otherwise the row.
     """
-    row, _, length, size, convert = row_of(memory)
-    limits, counts, key = i64s(memory + LIMITS), i64s(memory + COUNTS), u32s(key_of(memory))
-    asked = i64s(memory + ASKED)
-    _set_limits(limits, i64s(memory + TAUS), worst, bin_cutoffs)
-    for t in range(THRESHOLDS):
+    row, _, length, size, convert = at.row_of(memory)
+    limits, counts, key = i64s(memory + at.LIMITS), i64s(memory + at.COUNTS), u32s(at.key_of(memory))
+    asked = i64s(memory + at.ASKED)
+    _set_limits(limits, i64s(memory + at.TAUS), worst, bin_cutoffs)
+    for t in range(at.THRESHOLDS):
         found, limit = 0, np.uint32(larger(limits[t], 0))
         for i in range(stored if complete else 0):
             found += key[i] <= limit
         counts[t] = found
     for first in range(0, 0 if complete else length, TILE):
         last = smaller(first + TILE, length)
-        tile = tile_of(row, first, last, size, convert, memory + WIDE)
-        for t in range(THRESHOLDS):
+        tile = tile_of(row, first, last, size, convert, memory + at.WIDE)
+        for t in range(at.THRESHOLDS):
             if limits[t] >= INF_KEY:
                 limit, found = raw_limit(limits[t]), 0
                 for begin in range(first, last, BLOCK):
                     found += bit_count(block_mask(tile + 4 * (begin - first), limit) & valid_mask(last - begin))
                 counts[t] += found
-    _fill(i32s(asked[STATISTICS]), asked[K], i64s(memory + APART), counts)
+    _fill(i32s(asked[at.STATISTICS]), asked[at.K], i64s(memory + at.APART), counts)
 
 
 @jit

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ksieve.backends.cpu import scratch as at
 from ksieve.backends.cpu.accounting import (
     ADMITTED,
     CERTIFIED,
@@ -44,24 +45,6 @@ from ksieve.backends.cpu.accounting import (
 )
 from ksieve.backends.cpu.compiled import entry, kernel, prepare
 from ksieve.backends.cpu.ranking import emit, emit_last, kth
-from ksieve.backends.cpu.scratch import (
-    APART,
-    ASKED,
-    BATCH,
-    FOUND,
-    INDEX,
-    ROOM,
-    SEED,
-    STATISTICS,
-    STATS,
-    TAUS,
-    WIDE,
-    WORK,
-    K,
-    key_of,
-    row_of,
-    spare_of,
-)
 from ksieve.backends.cpu.short import select_short
 from ksieve.backends.cpu.sieve import sieve
 from ksieve.backends.cpu.simd import TILE, Int, call, i32s, i64s, jit, larger, smaller, store_i32, u32s
@@ -80,9 +63,9 @@ def _propose(policy: Int, bin_cutoffs: Int, memory: Int) -> Int:
     APART states for each whether scores equal to it are counted separately: an exact cutoff that occurs more than once
     in the sample, or NaN.
     """
-    (_, row_id, length, _, _), asked = row_of(memory), i64s(memory + ASKED)
-    numbers, taus, apart = i64s(policy), i64s(memory + TAUS), i64s(memory + APART)
-    stats, room = i32s(asked[STATISTICS]), asked[ROOM]
+    (_, row_id, length, _, _), asked = at.row_of(memory), i64s(memory + at.ASKED)
+    numbers, taus, apart = i64s(policy), i64s(memory + at.TAUS), i64s(memory + at.APART)
+    stats, room = i32s(asked[at.STATISTICS]), asked[at.ROOM]
     taus[0] = taus[1] = 0
     stride, group, multiplier, primary = numbers[0], numbers[1], numbers[2], numbers[3]
     rescue, exact, share, jitter = numbers[4], numbers[5], numbers[6], numbers[7]
@@ -96,7 +79,7 @@ def _propose(policy: Int, bin_cutoffs: Int, memory: Int) -> Int:
     if 2 * ((sampled + share - 1) // share) < 3 * most:
         return 0
     stats[SAMPLED] = sampled
-    keys, spare = key_of(memory), spare_of(memory)
+    keys, spare = at.key_of(memory), at.spare_of(memory)
     # One more than the largest rank, so that a second sample equal to a boundary is kept.
     count = sample_keys(first, group, period, 0, jitter, share, most + 1, keys, room + BLOCK, spare, memory)
     key, proposals = u32s(keys), 2 if rescue else 1
@@ -123,8 +106,8 @@ def guessed(bound: Int, attempt: Int, memory: Int) -> Int:
 
     Returns the result of `sieve`.
     """
-    asked, cutoff = i64s(memory + ASKED), 0
-    stats, k = i32s(asked[STATISTICS]), asked[K]
+    asked, cutoff = i64s(memory + at.ASKED), 0
+    stats, k = i32s(asked[at.STATISTICS]), asked[at.K]
     while cutoff < bound:
         cutoff = bound
         if attempt < MOST_GUESSES:
@@ -144,8 +127,8 @@ def _certify(proposals: Int, memory: Int) -> Int:
     Returns the result of `sieve`, and after its cutoff in FOUND the boundary: if they are equal, all scores up to it
     are stored.
     """
-    asked, found, taus, tau, stored = i64s(memory + ASKED), i64s(memory + FOUND), i64s(memory + TAUS), NAN_KEY, 0
-    stats, k = i32s(asked[STATISTICS]), asked[K]
+    asked, found, taus = i64s(memory + at.ASKED), i64s(memory + at.FOUND), i64s(memory + at.TAUS)
+    stats, k, tau, stored = i32s(asked[at.STATISTICS]), asked[at.K], NAN_KEY, 0
     stats[ROUTE] = DIRECT if proposals == 0 else RECOVERED + proposals - 1
     for attempt in range(proposals + 1):
         bound = taus[attempt] if attempt < proposals else NAN_KEY
@@ -185,16 +168,16 @@ def select_rows(
     `work`: int64 (rows,), receives the number of scores sampled, stored, and compared again in later passes. `memory`:
     the thread's scratch memory.
     """
-    found, counter, asked = i64s(memory + FOUND), i64s(memory + WORK), i64s(memory + ASKED)
-    asked[3], asked[4], asked[SEED], asked[ROOM] = size, convert, seed, room
-    keys = key_of(memory)
+    found, counter, asked = i64s(memory + at.FOUND), i64s(memory + at.WORK), i64s(memory + at.ASKED)
+    asked[3], asked[4], asked[at.SEED], asked[at.ROOM] = size, convert, seed, room
+    keys = at.key_of(memory)
     for r in range(begin, end):
         length = np.int64(i32s(lengths)[r])
         row, slots = scores + r * pitch, out + r * out_pitch
         if starts != 0:
             row += np.int64(i32s(starts)[r]) * size
         most = np.int64(i32s(ks)[r]) if ks != 0 else k
-        statistics = raw + 4 * STATS_WIDTH * r if raw != 0 else memory + STATS
+        statistics = raw + 4 * STATS_WIDTH * r if raw != 0 else memory + at.STATS
         stats, used = i32s(statistics), smaller(length, most)
         for i in range(STATS_WIDTH):
             stats[i] = -1 if TAU <= i < ADMITTED + 2 else 0
@@ -206,14 +189,14 @@ def select_rows(
             for i in range(used):
                 store_i32(slots + 4 * i, np.int32(i))
         elif raw == 0 and work == 0 and ending == 0 and length <= TILE:
-            select_short(row, length, convert, slots, most, memory + WIDE)
+            select_short(row, length, convert, slots, most, memory + at.WIDE)
         else:
-            asked[0], asked[1], asked[2], asked[K], asked[STATISTICS] = row, r, length, most, statistics
+            asked[0], asked[1], asked[2], asked[at.K], asked[at.STATISTICS] = row, r, length, most, statistics
             stored = _certify(_propose(policy, bin_cutoffs, memory), memory)
             cutoff, bound = found[0], found[1]
-            worst = kth(keys, stored, most, spare_of(memory), memory)
+            worst = kth(keys, stored, most, at.spare_of(memory), memory)
             ties, equal = found[0], found[1]
-            emit(slots, most, i32s(memory + INDEX), u32s(keys), stored, worst, ties)
+            emit(slots, most, i32s(memory + at.INDEX), u32s(keys), stored, worst, ties)
             counter[0] += 2 * stored
             if ending != 0:
                 call(ending, (slots, ties, equal, worst, stored, cutoff, memory))
@@ -225,7 +208,7 @@ def select_rows(
 
 def bytes_needed(room: int, policy: SamplingPolicy | None) -> int:
     """Bytes of scratch memory for `room` candidates and the groups of a policy's samples."""
-    return INDEX + 12 * (room + BLOCK) + 6 * max(BATCH, policy.group if policy else 1)
+    return at.INDEX + 12 * (room + BLOCK) + 6 * max(at.BATCH, policy.group if policy else 1)
 
 
 def ready(statistics: bool, highest: bool) -> tuple[int, int]:

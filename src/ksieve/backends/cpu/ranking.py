@@ -11,21 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ksieve.backends.cpu import scratch as at
 from ksieve.backends.cpu.accounting import SCANS
 from ksieve.backends.cpu.compiled import kernel
-from ksieve.backends.cpu.scratch import (
-    ASKED,
-    FOUND,
-    HISTOGRAM,
-    INDEX,
-    ROOM,
-    STATISTICS,
-    WIDE,
-    WORK,
-    K,
-    key_of,
-    row_of,
-)
 from ksieve.backends.cpu.simd import (
     HIST_BINS,
     INF_KEY,
@@ -64,7 +52,7 @@ def kth(keys: Int, count: Int, rank: Int, spare: Int, memory: Int) -> Int:
     continues with one bin, whose keys are copied to `spare` if they are at most half of the current ones; `keys` is not
     changed. Keys of 32 bits take at most three rounds.
     """
-    histogram, found, work = i32s(memory + HISTOGRAM), i64s(memory + FOUND), i64s(memory + WORK)
+    histogram, found, work = i32s(memory + at.HISTOGRAM), i64s(memory + at.FOUND), i64s(memory + at.WORK)
     source, kept, outside = u32s(keys), u32s(spare), False
     low: Int = np.int64(0)
     span: Int = np.int64(0)
@@ -107,14 +95,14 @@ def kth(keys: Int, count: Int, rank: Int, spare: Int, memory: Int) -> Int:
         span = (1 << shift) - 1
         outside = 2 * inside > count
         if not outside:
-            at: Int = 0
+            copied: Int = 0
             start, width = np.uint32(low), np.uint32(span)
             for i in range(count):
                 key = source[i]
-                kept[at] = key
-                at += int(np.uint32(key - start) <= width)
+                kept[copied] = key
+                copied += int(np.uint32(key - start) <= width)
             work[0] += count
-            source, count = kept, at
+            source, count = kept, copied
 
 
 @jit
@@ -153,13 +141,13 @@ def emit_last_of_row(out: Int, ties: Int, worst: Int, memory: Int) -> None:
 
     Another thread may have changed the row, so that fewer are found: all slots must have been written before.
     """
-    (row, _, length, size, convert), k = row_of(memory), i64s(memory + ASKED)[K]
+    (row, _, length, size, convert), k = at.row_of(memory), i64s(memory + at.ASKED)[at.K]
     limit, has_better = raw_limit(worst), worst > INF_KEY
     better = raw_limit(worst - 1) if has_better else np.uint32(0)
     slot = k - ties
     for first in range((length - 1) // TILE * TILE, -1, -TILE):
         last = smaller(first + TILE, length)
-        tile = tile_of(row, first, last, size, convert, memory + WIDE)
+        tile = tile_of(row, first, last, size, convert, memory + at.WIDE)
         for begin in range(first + (last - first - 1) // BLOCK * BLOCK, first - 1, -BLOCK):
             block = tile + 4 * (begin - first)
             mask = block_mask(block, limit) & valid_mask(last - begin)
@@ -184,13 +172,13 @@ def emit_last(out: Int, ties: Int, equal: Int, worst: Int, stored: Int, cutoff: 
     fill more than half of the storage. In that case the row is always read from its end, so that the number of reads
     does not depend on the guesses.
     """
-    (_, _, length, _, _), asked = row_of(memory), i64s(memory + ASKED)
-    k, room = asked[K], asked[ROOM]
+    (_, _, length, _, _), asked = at.row_of(memory), i64s(memory + at.ASKED)
+    k, room = asked[at.K], asked[at.ROOM]
     if length > room and (worst > cutoff or k - ties + equal > larger(k, room // 2)):
-        i32s(asked[STATISTICS])[SCANS] += 1
+        i32s(asked[at.STATISTICS])[SCANS] += 1
         emit_last_of_row(out, ties, worst, memory)
     elif equal > ties:
-        index, key, work = i32s(memory + INDEX), u32s(key_of(memory)), i64s(memory + WORK)
+        index, key, work = i32s(memory + at.INDEX), u32s(at.key_of(memory)), i64s(memory + at.WORK)
         work[0] += stored
         i = stored
         for slot in range(k - ties, k):

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ksieve.backends.cpu import scratch as at
 from ksieve.backends.cpu.compiled import kernel
 from ksieve.backends.cpu.ranking import keep, kth, make_keys
-from ksieve.backends.cpu.scratch import ASKED, FOUND, INDEX, ROOM, WIDE, WORK, K, key_of, row_of, spare_of
 from ksieve.backends.cpu.simd import (
     INF_KEY,
     TILE,
@@ -39,9 +39,9 @@ def tighten(cutoff: Int, count: Int, guesses: Int, memory: Int) -> Int:
 
     `guesses`: whether a cutoff may be guessed.
     """
-    index, keys, asked = i32s(memory + INDEX), key_of(memory), i64s(memory + ASKED)
-    key, found, work = u32s(keys), i64s(memory + FOUND), i64s(memory + WORK)
-    k, half = asked[K], asked[ROOM] // 2
+    index, keys, asked = i32s(memory + at.INDEX), at.key_of(memory), i64s(memory + at.ASKED)
+    key, found, work = u32s(keys), i64s(memory + at.FOUND), i64s(memory + at.WORK)
+    k, half = asked[at.K], asked[at.ROOM] // 2
     if guesses:
         tighter = guess_cutoff(0, memory)
         if tighter < cutoff:
@@ -62,7 +62,7 @@ def tighten(cutoff: Int, count: Int, guesses: Int, memory: Int) -> Int:
         cutoff -= 1
     if count > half:
         # The k best and all that equal the worst of them, if at most half; otherwise k, with the first of the equal.
-        worst = kth(keys, count, k, spare_of(memory), memory)
+        worst = kth(keys, count, k, at.spare_of(memory), memory)
         ties, equal, cutoff = found[0], found[1], worst - 1
         if k - ties + equal <= half:
             ties, cutoff = equal, worst
@@ -104,15 +104,15 @@ def sieve(cutoff: Int, guesses: Int, memory: Int) -> Int:
     stored. If it differs from `cutoff` and at least k candidates are stored, the k best scores of the row are among
     them.
     """
-    row, _, length, size, convert = row_of(memory)
-    slots, found, work = memory + INDEX, i64s(memory + FOUND), i64s(memory + WORK)
-    index, keys, room = i32s(slots), key_of(memory), i64s(memory + ASKED)[ROOM]
+    row, _, length, size, convert = at.row_of(memory)
+    slots, found, work = memory + at.INDEX, i64s(memory + at.FOUND), i64s(memory + at.WORK)
+    index, keys, room = i32s(slots), at.key_of(memory), i64s(memory + at.ASKED)[at.ROOM]
     key = u32s(keys)
     count, keyed = np.int64(0), np.int64(0)
     limit = raw_limit(cutoff)
     for first in range(0, length, TILE):
         last = smaller(first + TILE, length)
-        tile = tile_of(row, first, last, size, convert, memory + WIDE)
+        tile = tile_of(row, first, last, size, convert, memory + at.WIDE)
         looked_up = count
         for begin in range(first, last, BLOCK):
             block = tile + 4 * (begin - first)

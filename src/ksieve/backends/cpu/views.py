@@ -6,21 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ksieve.backends.cpu import scratch as at
 from ksieve.backends.cpu.compiled import kernel
 from ksieve.backends.cpu.ranking import kth, make_keys
-from ksieve.backends.cpu.scratch import (
-    ASKED,
-    BATCH,
-    GROUPS_AHEAD,
-    PLACES,
-    ROOM,
-    SEED,
-    WORK,
-    K,
-    batch_of,
-    row_of,
-    spare_of,
-)
 from ksieve.backends.cpu.simd import (
     Int,
     Word,
@@ -104,20 +92,20 @@ def sample_keys(
     fetched in batches, in a loop of loads alone, so that many cache misses are in flight. `fits` keys fit the memory at
     `keys`.
     """
-    row, row_id, length, size, convert = row_of(memory)
-    address, places, work = batch_of(memory), i64s(memory + PLACES), i64s(memory + WORK)
-    key, batch, raw = u32s(keys), u32s(address), address if size == 4 else address + 4 * larger(BATCH, group)
+    row, row_id, length, size, convert = at.row_of(memory)
+    address, places, work = at.batch_of(memory), i64s(memory + at.PLACES), i64s(memory + at.WORK)
+    key, batch, raw = u32s(keys), u32s(address), address if size == 4 else address + 4 * larger(at.BATCH, group)
     count, fits, bound = 0, smaller(fits, larger(4 * most, 256)), np.uint32(NAN_KEY)
     groups = (length - first + period - 1) // period
-    step = larger(BATCH // group, 1)
+    step = larger(at.BATCH // group, 1)
     for begin in range(0, groups, step):
         fetched, taken = np.int64(0), smaller(step, groups - begin)
-        for j in range(taken + GROUPS_AHEAD):
+        for j in range(taken + at.GROUPS_AHEAD):
             number = begin + j
             places[j] = first + number * period + _group_of(row_id, np.uint64(state), number, jitter) * group
         for j in range(taken):
             start = places[j]
-            prefetch(row + size * places[j + GROUPS_AHEAD])
+            prefetch(row + size * places[j + at.GROUPS_AHEAD])
             for position in range(start, smaller(start + group, length)):
                 store_score(size, raw + size * fetched, load_score(size, row + size * position))
                 fetched += 1
@@ -151,12 +139,12 @@ def guess_cutoff(attempt: Int, memory: Int) -> Int:
     The samples fit half of the spare keys: with a stride of 2 or more, the rank is below k + 32. A storage of fewer
     than 2 k candidates holds the whole row, and the rank is at most three eighths of the row's length.
     """
-    _, row_id, length, _, _ = row_of(memory)
-    asked, stride = i64s(memory + ASKED), _stride_of(length)
-    rank, half = _rank_of(length, asked[K], stride, attempt), (asked[ROOM] + BLOCK) // 2
+    _, row_id, length, _, _ = at.row_of(memory)
+    asked, stride = i64s(memory + at.ASKED), _stride_of(length)
+    rank, half = _rank_of(length, asked[at.K], stride, attempt), (asked[at.ROOM] + BLOCK) // 2
     if rank == 0 or rank >= half:
         return NAN_KEY
-    keys, state = spare_of(memory), np.int64(state_of(asked[SEED], row_id, attempt))
+    keys, state = at.spare_of(memory), np.int64(state_of(asked[at.SEED], row_id, attempt))
     rest = keys + 4 * half
     count = sample_keys(0, 1, stride, state, stride, 1, rank, keys, half, rest, memory)
     return kth(keys, count, rank, rest, memory)
