@@ -14,19 +14,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Problem
-from ksieve.planning import shapes
-from ksieve.planning.memory import (
-    HISTOGRAM_BYTES,
-    ITEM_BYTES,
-    candidate_bytes_of,
-    plan_of,
-    resident_slots,
-    slice_bytes,
-    sort_bytes,
-    storage_of,
-    tied,
-    with_workspace,
-)
+from ksieve.planning import memory, shapes
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry, Shapes
 from ksieve.planning.switch_points import BLOCKS_SHARED, NOT_MEASURED, STUDIED_SLICES
@@ -88,13 +76,13 @@ def studied(plan: Plan) -> Plan:
     """Return the plan of the statistics build: candidates are counted where all blocks of a row are in memory."""
     known = shapes.of(plan.device, plan.problem.dtype)
     found = choose(plan.problem, plan.device, known, "stream_unsampled", None, None)
-    most = max(STUDIED_SLICES // slice_bytes(plan.problem), 1)
-    return with_workspace(replace(found, ctas=min(found.ctas, most)))
+    most = max(STUDIED_SLICES // memory.slice_bytes(plan.problem), 1)
+    return memory.with_workspace(replace(found, ctas=min(found.ctas, most)))
 
 
 def _resident(asked: Problem, device: DeviceInfo, ctas_per_row: int) -> Iterator[Geometry]:
     """Launch shapes whose CTAs keep the entries of a row on chip, with the most CTAs a multiprocessor each."""
-    if tied(asked):
+    if memory.tied(asked):
         return
     options = asked.options
     rewritten = options.finished or options.index_dtype == "int64"  # ptxas would spill in 64 registers
@@ -107,11 +95,14 @@ def _resident(asked: Problem, device: DeviceInfo, ctas_per_row: int) -> Iterator
                 shape = Geometry(
                     threads, ctas, resident_width=tile * ctas_per_row, ctas_per_row=ctas_per_row, source=_SOURCE
                 )
-                room = candidate_bytes_of(shape, device, asked.dtype)
+                room = memory.candidate_bytes_of(shape, device, asked.dtype)
                 # A cluster adds up counts where candidates would be, since its ring keeps the entries.
-                least = HISTOGRAM_BYTES if ctas_per_row > 1 else 0
-                ring = HISTOGRAM_BYTES + 4 * tile
-                if room >= max(least, sort_bytes(asked) - ring) and resident_slots(room, asked.dtype) >= asked.k:
+                least = memory.HISTOGRAM_BYTES if ctas_per_row > 1 else 0
+                ring = memory.HISTOGRAM_BYTES + 4 * tile
+                if (
+                    room >= max(least, memory.sort_bytes(asked) - ring)
+                    and memory.resident_slots(room, asked.dtype) >= asked.k
+                ):
                     yield shape
                     break
 
@@ -126,7 +117,7 @@ def _clustered(problem: Problem, asked: Problem, device: DeviceInfo, known: Shap
     found = {c: shape for c in sizes if (shape := next(_resident(asked, device, c), None)) is not None}
     if not found:
         return None
-    scores = problem.width * ITEM_BYTES[problem.dtype]
+    scores = problem.width * memory.ITEM_BYTES[problem.dtype]
     idle = [c for c in found if problem.rows * c <= device.sm_count and scores >= c * BLOCKS_SHARED]
     if idle:
         return replace(found[idle[-1]], ctas_per_sm=1)
@@ -140,8 +131,8 @@ def _clustered(problem: Problem, asked: Problem, device: DeviceInfo, known: Shap
 
 
 def _plan(problem: Problem, asked: Problem, device: DeviceInfo, family: str, shape: Geometry, reason: str) -> Plan:
-    storage = storage_of(asked, device, shape, family, None)
+    storage = memory.storage_of(asked, device, shape, family, None)
     storage = replace(storage, spill=0) if shape.resident_width else storage
     per_row, workers = shape.ctas_per_row, device.sm_count * shape.ctas_per_sm
     ctas = per_row * problem.rows if family == "resident_cluster" else min(problem.rows, workers)
-    return plan_of(problem, device, family, None, shape, storage, ctas=ctas, per_row=per_row, reason=reason)
+    return memory.plan_of(problem, device, family, None, shape, storage, ctas=ctas, per_row=per_row, reason=reason)

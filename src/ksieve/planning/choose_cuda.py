@@ -13,53 +13,12 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
-from ksieve.planning import blocks, huge_rows, shapes, tuned
+from ksieve.planning import blocks, huge_rows, memory, shapes, tuned
+from ksieve.planning import switch_points as points
 from ksieve.planning.families import BY_POSITION, IN_REGISTERS, ONE_CTA, SAMPLED, SHARED_ROWS
-from ksieve.planning.memory import (
-    CANDIDATE_BYTES,
-    ITEM_BYTES,
-    LANES,
-    OPTION_REGISTERS,
-    REGISTERS_PER_SM,
-    RESERVED_SHARED,
-    VECTOR_BYTES,
-    WARP_REGISTERS,
-    candidate_bytes_of,
-    fixed_bytes,
-    plan_of,
-    sort_bytes,
-    storage_of,
-    tied,
-    warp_lists,
-    with_workspace,
-)
 from ksieve.planning.plan import Plan
 from ksieve.planning.resident import geometry_of, resident_geometry
 from ksieve.planning.shapes import Geometry, Shapes
-from ksieve.planning.switch_points import (
-    BIN_WIDTH,
-    BINNED_ROWS,
-    CLUSTER,
-    CROWDED,
-    CROWDED_RATIO,
-    LINES_RANK,
-    MOST_BINS,
-    MOST_SPLITS,
-    SAMPLED_RATIO,
-    SEGMENT,
-    SHORTEST_CLUSTERED,
-    SHORTEST_SAMPLED,
-    SPLITS,
-    TIED_BYTES,
-    TIED_RESIDENT,
-    VALUED_BYTES,
-    WARP_ROWS,
-    WARP_WIDTH,
-    WHOLE_QUARTERS,
-    WHOLE_WAVES,
-    WIDEST_BINNED,
-    WIDEST_USUAL,
-)
 
 MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
@@ -85,14 +44,14 @@ def choose(
     if problem.options.forced:
         inner = problem.selection
         plan = choose(replace(inner, k=max(inner.k, 1)), device, family, policy, splits, kept)
-        return with_workspace(replace(plan, problem=problem, bins=(), bin=None))
+        return memory.with_workspace(replace(plan, problem=problem, bins=(), bin=None))
     chosen = resolve_policy(policy) if policy is not None else _default_policy(problem, device, family, kept)
     if chosen is not None and problem.options.positions:
         raise ArgumentError("policy", f"{chosen.name} with positions", "None or 'direct': no row of them is sampled")
     if chosen is not None and chosen.boundary == "exact" and chosen.rescue_margin is not None:
         raise ArgumentError("policy", f"{chosen.name}: an exact boundary with a rescue", "either of the two on CUDA")
-    if splits is not None and (type(splits) is not int or splits not in range(1, MOST_SPLITS + 1)):
-        raise ArgumentError("splits", shown(splits), f"an int from 1 to {MOST_SPLITS}")
+    if splits is not None and (type(splits) is not int or splits not in range(1, points.MOST_SPLITS + 1)):
+        raise ArgumentError("splits", shown(splits), f"an int from 1 to {points.MOST_SPLITS}")
     if family is None:
         family, reason = _choose_family(problem, device, chosen, kept)
         plan = _plan(problem, device, family, chosen, splits, reason)
@@ -118,8 +77,11 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
         geometry = next(suiting, geometry)
     elif family in found.resident and not roomy:
         geometry = resident_geometry(problem, device, (family,)) or geometry
-    needed = fixed_bytes(geometry.resident_width, geometry.threads, 1) + sort_bytes(problem)
-    if needed > device.shared_per_sm // geometry.ctas_per_sm - RESERVED_SHARED and needed <= device.shared_per_block:
+    needed = memory.fixed_bytes(geometry.resident_width, geometry.threads, 1) + memory.sort_bytes(problem)
+    if (
+        needed > device.shared_per_sm // geometry.ctas_per_sm - memory.RESERVED_SHARED
+        and needed <= device.shared_per_block
+    ):
         return replace(geometry, ctas_per_sm=1)
     return geometry
 
@@ -128,14 +90,14 @@ def _warp_geometry(problem: Problem, device: DeviceInfo, usual: Geometry) -> Geo
     """Launch shape whose warps keep a row each, of the next power of two; none, with no resident width, for rows that
     are too wide, or whose slots have an order or ties a preference.
     """
-    item = ITEM_BYTES[problem.dtype]
-    width = max(1 << (problem.width - 1).bit_length(), LANES * VECTOR_BYTES // item)
-    if width > usual.resident_width or tied(problem) or problem.options.order != "any":
+    item = memory.ITEM_BYTES[problem.dtype]
+    width = max(1 << (problem.width - 1).bit_length(), memory.LANES * memory.VECTOR_BYTES // item)
+    if width > usual.resident_width or memory.tied(problem) or problem.options.order != "any":
         return replace(usual, resident_width=0)
-    registers = width // LANES + WARP_REGISTERS + (0 if problem.options.lean else OPTION_REGISTERS)
-    ctas = min(REGISTERS_PER_SM // (registers * usual.threads), usual.ctas_per_sm)
+    registers = width // memory.LANES + memory.WARP_REGISTERS + (0 if problem.options.lean else memory.OPTION_REGISTERS)
+    ctas = min(memory.REGISTERS_PER_SM // (registers * usual.threads), usual.ctas_per_sm)
     shape = replace(usual, resident_width=width, ctas_per_sm=ctas)
-    while candidate_bytes_of(shape, device, problem.dtype) < CANDIDATE_BYTES * warp_lists(shape):
+    while memory.candidate_bytes_of(shape, device, problem.dtype) < memory.CANDIDATE_BYTES * memory.warp_lists(shape):
         shape = replace(shape, ctas_per_sm=shape.ctas_per_sm - 1)
     return shape
 
@@ -147,10 +109,10 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, ke
         return None
     if family is None and not _better_streamed(problem, device) and _on_chip(problem, device, kept):
         return None
-    ratio = CROWDED_RATIO if problem.rows >= CROWDED else SAMPLED_RATIO
-    if family is None and (width < SHORTEST_SAMPLED or ratio * k > width):
+    ratio = points.CROWDED_RATIO if problem.rows >= points.CROWDED else points.SAMPLED_RATIO
+    if family is None and (width < points.SHORTEST_SAMPLED or ratio * k > width):
         return None  # a forced family samples at any width; rows too short for the samples go direct on the device
-    found = _known(problem, device).stride_for(problem.rows, width, width // max(k, LINES_RANK), device)
+    found = _known(problem, device).stride_for(problem.rows, width, width // max(k, points.LINES_RANK), device)
     return huge_rows.bounded(resolve_policy(found.policy), problem)
 
 
@@ -165,14 +127,14 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         if rows >= device.sm_count:
             return "stream", f"{rows} rows fill the device: one CTA owns a row"
         return "stream", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
-    narrow = width <= WARP_WIDTH and rows >= WARP_ROWS * device.sm_count
+    narrow = width <= points.WARP_WIDTH and rows >= points.WARP_ROWS * device.sm_count
     if narrow and _geometry(problem, device, "register_warp", None).resident_width:
         return "register_warp", f"{rows} rows of {width} scores: a warp keeps each in registers"
     if found := _on_chip(problem, device, kept):
         return found
     clusters = "resident_cluster" in _known(problem, device).usual
-    if clusters and rows * CLUSTER <= device.sm_count and width > problem.k and _cluster_stores(problem, device):
-        return "resident_cluster", f"{rows} rows too short to sample: a cluster of {CLUSTER} CTAs shares a row"
+    if clusters and rows * points.CLUSTER <= device.sm_count and width > problem.k and _cluster_stores(problem, device):
+        return "resident_cluster", f"{rows} rows too short to sample: a cluster of {points.CLUSTER} CTAs shares a row"
     if problem.options.positions:
         return "stream_unsampled", "scores have positions of their own: exact boundary"
     return "stream_unsampled", "rows too short to sample, or k too large for a resident frontier: exact boundary"
@@ -211,12 +173,12 @@ def _better_streamed(problem: Problem, device: DeviceInfo) -> bool:
     multiprocessor reads the scores of values again, which delays the next one; with a tie-break it takes the exact
     route.
     """
-    options, row = problem.options, problem.width * ITEM_BYTES[problem.dtype]
+    options, row = problem.options, problem.width * memory.ITEM_BYTES[problem.dtype]
     many = problem.rows * row > device.sm_count * device.shared_per_sm
     if options.tie_break != "any":
-        return row > TIED_RESIDENT or (many and row >= TIED_BYTES)
-    valued = options.values and options.order == "any" and options.expand == 1 and problem.rows < BINNED_ROWS
-    return valued and many and row >= VALUED_BYTES and problem.rows > device.sm_count
+        return row > points.TIED_RESIDENT or (many and row >= points.TIED_BYTES)
+    valued = options.values and options.order == "any" and options.expand == 1 and problem.rows < points.BINNED_ROWS
+    return valued and many and row >= points.VALUED_BYTES and problem.rows > device.sm_count
 
 
 def _fits_cluster(problem: Problem, device: DeviceInfo) -> bool:
@@ -226,7 +188,7 @@ def _fits_cluster(problem: Problem, device: DeviceInfo) -> bool:
     """
     if problem.options.tie_break != "any":
         return False
-    if problem.width < SAMPLED_RATIO * problem.k or problem.width <= SHORTEST_CLUSTERED:
+    if problem.width < points.SAMPLED_RATIO * problem.k or problem.width <= points.SHORTEST_CLUSTERED:
         return False
     if "resident_cluster" not in _known(problem, device).usual:
         return False
@@ -237,7 +199,7 @@ def _fits_cluster(problem: Problem, device: DeviceInfo) -> bool:
 
 def _fits_grid(problem: Problem, device: DeviceInfo) -> bool:
     """Whether CTAs that are no cluster keep rows on chip, and are all resident: they wait for each other."""
-    if "resident_grid" not in _known(problem, device).usual or problem.width < SAMPLED_RATIO * problem.k:
+    if "resident_grid" not in _known(problem, device).usual or problem.width < points.SAMPLED_RATIO * problem.k:
         return False
     geometry = _geometry(problem, device, "resident_grid", None)
     fits = problem.width <= geometry.resident_width < 2 * problem.width
@@ -248,13 +210,15 @@ def _fits_grid(problem: Problem, device: DeviceInfo) -> bool:
 def _cluster_stores(problem: Problem, device: DeviceInfo) -> bool:
     """Whether a cluster has room on chip for all the candidates of a row: it has no spill slice."""
     geometry = _geometry(problem, device, "resident_cluster", None)
-    return storage_of(problem, device, geometry, "resident_cluster", None).spill == 0
+    return memory.storage_of(problem, device, geometry, "resident_cluster", None).spill == 0
 
 
 def _splits(problem: Problem, device: DeviceInfo, policy: SamplingPolicy) -> int:
     """CTAs per row that give each multiprocessor one; 0 when whole rows already do."""
-    usual = next((s for s in SPLITS if problem.rows * s <= device.sm_count and s * SEGMENT <= problem.width), 0)
-    if not usual or problem.width <= WIDEST_USUAL:
+    usual = next(
+        (s for s in points.SPLITS if problem.rows * s <= device.sm_count and s * points.SEGMENT <= problem.width), 0
+    )
+    if not usual or problem.width <= points.WIDEST_USUAL:
         return usual
     return huge_rows.splits(problem, device, policy, _geometry(problem, device, "stream_split", policy), usual)
 
@@ -295,36 +259,36 @@ def _plan(
         raise ArgumentError(
             "geometry", f"resident_width={geometry.resident_width}", f"0, or at least the width of {problem.width}"
         )
-    storage = storage_of(problem, device, geometry, family, policy)
+    storage = memory.storage_of(problem, device, geometry, family, policy)
     if storage.spill and family == "resident_cluster":
         raise ArgumentError("family", repr(family), f"another family: k={problem.k} does not fit shared memory")
     workers = device.sm_count * geometry.ctas_per_sm
     ctas, per_row = min(problem.rows, workers), 1
-    mostly_whole = 4 * problem.k >= WHOLE_QUARTERS * problem.width
+    mostly_whole = 4 * problem.k >= points.WHOLE_QUARTERS * problem.width
     if family == "register_warp":
-        ctas = min(-(-problem.rows * LANES // geometry.threads), workers)
-    elif geometry.registers and mostly_whole and problem.rows <= WHOLE_WAVES * workers:
+        ctas = min(-(-problem.rows * memory.LANES // geometry.threads), workers)
+    elif geometry.registers and mostly_whole and problem.rows <= points.WHOLE_WAVES * workers:
         ctas = problem.rows
     if family == "stream_split" and policy is not None:
-        per_row = splits or _splits(problem, device, policy) or SPLITS[-1]
+        per_row = splits or _splits(problem, device, policy) or points.SPLITS[-1]
         ctas = problem.rows * per_row
     elif family in SHARED_ROWS:
-        per_row = geometry.ctas_per_row if geometry.resident_width else CLUSTER
+        per_row = geometry.ctas_per_row if geometry.resident_width else points.CLUSTER
         ctas = per_row * problem.rows
         if family == "resident_grid":
             ctas = per_row * min(problem.rows, workers // per_row)
-    return plan_of(problem, device, family, policy, geometry, storage, ctas=ctas, per_row=per_row, reason=reason)
+    return memory.plan_of(problem, device, family, policy, geometry, storage, ctas=ctas, per_row=per_row, reason=reason)
 
 
 def _binned(plan: Plan) -> Plan:
     """Add launches for bins of shorter rows, if there are enough rows."""
     problem, device = plan.problem, plan.device
-    if problem.rows < BINNED_ROWS or problem.width > WIDEST_BINNED or tied(problem):
+    if problem.rows < points.BINNED_ROWS or problem.width > points.WIDEST_BINNED or memory.tied(problem):
         return plan
     if plan.family in IN_REGISTERS:
         return plan  # it takes every row, and would select again those of the other launches
     bins: list[Plan] = []
-    for limit in (BIN_WIDTH * (i + 1) for i in range(MOST_BINS)):
+    for limit in (points.BIN_WIDTH * (i + 1) for i in range(points.MOST_BINS)):
         asked = replace(problem, width=limit)
         family = one_cta(asked, device)
         if limit >= problem.width or _geometry(asked, device, family, None).resident_width != limit:
@@ -336,4 +300,4 @@ def _binned(plan: Plan) -> Plan:
     if not bins:
         return plan
     numbered = tuple(replace(launch, bin=i) for i, launch in enumerate(bins))
-    return with_workspace(replace(plan, bins=numbered, bin=len(bins)))
+    return memory.with_workspace(replace(plan, bins=numbered, bin=len(bins)))
