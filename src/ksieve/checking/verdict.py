@@ -130,17 +130,12 @@ class Finding:
         if self.note:
             return self.note
         slot, holds = self.slots[0], f"slot {self.slots[0]} holds"
-        what = word(self.options)
-        if self.reason is Reason.NOT_LARGEST and self.worst and self.best_left:
-            return (
-                f"{holds} {what} {self.worst[0]} with score {self.worst[1]!r}, but {what} {self.best_left[0]} "
-                f"with score {self.best_left[1]!r} is not selected{self._because(self.worst[1], self.best_left[1])}"
-            )
-        if self.reason is Reason.WRONG_TIE and self.worst and self.best_left:
-            return (
-                f"{holds} {what} {self.worst[0]} with score {self.worst[1]!r}, but {what} {self.best_left[0]} "
-                f"with an equal score is not selected, and tie_break is {self.options.tie_break!r}"
-            )
+        if self.reason in (Reason.NOT_LARGEST, Reason.WRONG_TIE) and self.worst and self.best_left:
+            what, (place, score), (other, better) = word(self.options), self.worst, self.best_left
+            both = f"{holds} {what} {place} with score {score!r}, but {what} {other} with"
+            if self.reason is Reason.NOT_LARGEST:
+                return f"{both} score {better!r} is not selected{self._because(score, better)}"
+            return f"{both} an equal score is not selected, and tie_break is {self.options.tie_break!r}"
         if self.reason is Reason.UNSORTED:
             rule = "the order is by position"
             if self.options.order == "value":
@@ -300,19 +295,11 @@ def explain(
         at = _unsorted_slots(keys, local[chosen], options)
     else:
         at = [worst_slot]
+    held, scores = tuple(int(slots[s]) for s in at), tuple(_shown(row[local[s]]) if good[s] else None for s in at)
+    worst = (int(slots[worst_slot]), _shown(row[local[worst_slot]])) if worst_slot >= 0 else None
+    left_best = (best + first, _shown(row[best])) if best >= 0 else None
     return Finding(
-        row_id,
-        length,
-        reason,
-        tuple(at),
-        tuple(int(slots[s]) for s in at),
-        (int(slots[worst_slot]), _shown(row[local[worst_slot]])) if worst_slot >= 0 else None,
-        (best + first, _shown(row[best])) if best >= 0 else None,
-        tuple(_shown(row[local[s]]) if good[s] else None for s in at),
-        start,
-        k,
-        live,
-        options,
+        row_id, length, reason, tuple(at), held, worst, left_best, scores, start=start, k=k, live=live, options=options
     )
 
 

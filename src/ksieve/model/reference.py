@@ -60,16 +60,10 @@ class RowTrace:
 
     def columns(self) -> list[int]:
         """Values in the order of `STATS_COLUMNS`."""
-        return [
-            int(self.route),
-            *(_as_int32(t) for t in self.tau),
-            *self.admitted,
-            *self.frontier,
-            *self.committed,
-            self.filled,
-            self.scans,
-            self.sampled,
-        ]
+        sets = (*self.tau, *self.admitted, *self.frontier, *self.committed)
+        numbers = np.array([self.route, *sets, self.filled, self.scans, self.sampled], np.int64)
+        wrapped: list[int] = numbers.astype(np.int32).tolist()  # a tau may have 32 bits
+        return wrapped
 
 
 @dataclass
@@ -339,7 +333,3 @@ def _kept_scans(
     if tie_break == "high" and keys.size > capacity and admitted(worst) > max(k, capacity // 2):
         scans += 1
     return scans
-
-
-def _as_int32(value: int) -> int:
-    return value - (1 << 32) if value >= 1 << 31 else value

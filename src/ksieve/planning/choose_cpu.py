@@ -45,24 +45,13 @@ def choose(problem: Problem, device: DeviceInfo, family: str | None, policy: Sam
     """Choose a CPU plan; see `ksieve.planning.choose.choose`."""
     if family is not None and (not isinstance(family, str) or family != "cpu"):
         raise ArgumentError("family", shown(family), "'cpu' on a CPU device")
-    forced = policy is not None
     width, k = selected(problem.options, problem.width, problem.k)
-    chosen = resolve_policy(policy) if forced else default_policy(width, max(k, 1))
-    why = (
-        "policy forced by the caller"
-        if forced
-        else (
-            f"width {width} is wide enough for a sampled boundary"
-            if chosen
-            else f"width {width} is too short for a sampled boundary at k={k}"
-        )
-    )
-    return Plan(
-        problem,
-        device,
-        "cpu",
-        chosen,
-        candidate_capacity(width, max(k, 1), chosen),
-        threads=device.threads,
-        reason=f"rows in parallel on {device.threads} threads; {why}",
-    )
+    if policy is not None:
+        chosen, why = resolve_policy(policy), "policy forced by the caller"
+    elif chosen := default_policy(width, max(k, 1)):
+        why = f"width {width} is wide enough for a sampled boundary"
+    else:
+        why = f"width {width} is too short for a sampled boundary at k={k}"
+    capacity = candidate_capacity(width, max(k, 1), chosen)
+    reason = f"rows in parallel on {device.threads} threads; {why}"
+    return Plan(problem, device, "cpu", chosen, capacity, threads=device.threads, reason=reason)

@@ -171,11 +171,6 @@ class Shapes:
         found, kib = device.capability, device.shared_per_sm // 1024
         return least <= found and (end is None or found < end) and shared <= kib < (shared_end or math.inf)
 
-    @property
-    def listed(self) -> tuple[Geometry, ...]:
-        """The measured launch shapes of all families."""
-        return tuple(shape for part in (self.resident, self.streamed) for of in part.values() for shape in of)
-
     def of_family(self, family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
         """Measured shapes of a family for a device; which of them fit its shared memory, the planner decides."""
         return _scaled(self, "resident" if family in RESIDENT else "streamed", family, device)
