@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from ksieve.backends.cpu.compiled import entry, prepare
 from ksieve.backends.cpu.rows import address_of, placed
-from ksieve.backends.cpu.runner import INLINE_SCORES, PORTION_SCORES, _reading, _scratch, thread_count
-from ksieve.backends.cpu.sharing import share
+from ksieve.backends.cpu.runner import _reading, _scratch, spread
 from ksieve.backends.cpu.simd import (
     INF_KEY,
     TILE,
@@ -106,5 +105,4 @@ def keep(
             own.address, own.pitch, held, most, capacity, memory.address,
         )  # fmt: skip
 
-    threads = 1 if rows * width <= INLINE_SCORES else min(thread_count(), rows)
-    share(work, rows, threads, -(-PORTION_SCORES // max(width, 1)))
+    spread(work, 0, rows, width)

@@ -99,7 +99,7 @@ def run(
     valid = np.ascontiguousarray(clamped(lengths, 0, width), dtype=np.int32)
     select, raw = _selector(plan, scores, valid, return_stats)
     slots = placed(out)
-    _share(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan, rows, width, scores)
+    spread(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan.threads, rows, width, scores)
     return Stats(raw) if return_stats else None
 
 
@@ -137,7 +137,7 @@ def run_finished(
     starts = begins.astype(np.int32)
     select, raw = _selector(plan, scores, lengths.astype(np.int32), return_stats, starts, ks)
     work = _finishing(select, plan.problem.k, begins, finish)
-    _share(work, plan, rows, width, scores)
+    spread(work, plan.threads, rows, width, scores)
     return Stats(raw) if return_stats else None
 
 
@@ -168,7 +168,7 @@ def run_gathering(
             memory.address,
         )  # fmt: skip
 
-    _share(work, plan, rows, width, scores, positions)
+    spread(work, plan.threads, rows, width, scores, positions)
     return found
 
 
@@ -190,7 +190,7 @@ def run_pooling(plan: Plan, scores: NDArray[Any], blocks: Blocks, ranking: Ranki
             target.address, target.pitch, memory.address,
         )  # fmt: skip
 
-    _share(work, plan, rows, width, scores)
+    spread(work, plan.threads, rows, width, scores)
     return found
 
 
@@ -223,7 +223,7 @@ def run_arranging(
         )  # fmt: skip
 
     work = _finishing(arrange, columns, entries.begin, replace(finish, values=None))
-    _share(work, plan, rows, columns, entries.scores)
+    spread(work, plan.threads, rows, columns, entries.scores)
 
 
 def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finish) -> Work:
@@ -278,9 +278,10 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     return work
 
 
-def _share(work: Work, plan: Plan, rows: int, width: int, *arrays: Any) -> None:
-    """Spread the work over threads; `arrays` are those whose rows may lie in groups."""
-    share(by_group(work, arrays), rows, _threads(plan, rows, width), -(-PORTION_SCORES // max(width, 1)))
+def spread(work: Work, threads: int, rows: int, width: int, *arrays: Any) -> None:
+    """Spread the work over threads, 0 for `thread_count`; `arrays` are those whose rows may lie in groups."""
+    threads = 1 if rows * width <= INLINE_SCORES else min(threads or thread_count(), rows)
+    share(by_group(work, arrays), rows, threads, -(-PORTION_SCORES // max(width, 1)))
 
 
 def _reading(scores: NDArray[Any], ranking: Ranking) -> tuple[int, int]:
@@ -322,10 +323,6 @@ _CUTOFFS = address_of(BIN_CUTOFF_KEY)
 def _flat(array: NDArray[Any]) -> Placed:
     """Int64 without gaps."""
     return placed(np.ascontiguousarray(array, np.int64))
-
-
-def _threads(plan: Plan, rows: int, width: int) -> int:
-    return 1 if rows * width <= INLINE_SCORES else min(plan.threads or thread_count(), rows)
 
 
 def _selector(
