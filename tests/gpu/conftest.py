@@ -1,11 +1,18 @@
-"""The GPU suite's setup: kernels compiled side by side before the first test, and a summary written after the last."""
+"""The GPU suite's setup: kernels compiled side by side before the first test, and a summary written after the last.
+
+They are those of each test's ``cases`` (`gpu.served.judged`), and of the plans that a module yields as ``kernels`` or
+the calls that it yields as ``calls_ahead``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import inspect
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +24,8 @@ collect_ignore_glob = ["test_*.py"] if NO_TORCH else []
 PART = os.environ.get("KSIEVE_SUITE_PART")
 """Name of the part of the suite that this process runs, if others run the rest."""
 RESULTS = f"gpu-suite-{PART}.json" if PART else "gpu-suite.json"
+COMPILED = os.environ.get("KSIEVE_SUITE_COMPILED") == "1"
+"""Whether the kernels of all parts have been compiled: parts side by side would look for them once more."""
 
 # Another framework of the same process must not take all memory for itself.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -69,21 +78,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.own_markers = [mark for mark in item.own_markers if mark.name != "skip"]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled(request: pytest.FixtureRequest) -> None:
-    """Compile what the collected modules need, on all cores: plans of `kernels`, and calls of `calls_ahead`."""
-    if HOST:
-        return
-    from gpu import compile_all, variants
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Compile what the collected tests need, on all cores; the part "compile" runs none of them."""
+    items = [item for item in session.items if item.get_closest_marker("gpu") and not item.get_closest_marker("skip")]
+    items = [item for item in items if HERE in item.path.parents]
+    if HOST or COMPILED or not items or session.config.option.collectonly:
+        return None
+    from gpu import variants
 
-    collected = [item for item in request.session.items if item.get_closest_marker("skip") is None]
-    modules = {item.module for item in collected if HERE in item.path.parents}
-    if not modules or compile_all.done():
-        return
     begin = time.perf_counter()
-    count = variants.precompile(*compile_all.needed(modules))
-    _tally.facts["kernels_compiled"] = count
-    _tally.facts["compile_seconds"] = round(time.perf_counter() - begin, 2)
+    _tally.facts["kernels_compiled"] = count = variants.precompile(*needed(items))
+    _tally.facts["compile_seconds"] = seconds = round(time.perf_counter() - begin, 2)
+    session.config.get_terminal_writer().line(f"{count} kernels compiled in {seconds} s")
+    return True if PART == "compile" else None
+
+
+def needed(items: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Pairs of a plan and whether it is run with statistics, and calls that load the kernels which they need."""
+    from gpu import served
+
+    modules = {item.module for item in items}
+    plans, calls = ([each for m in modules for each in getattr(m, name, list)()] for name in ("kernels", "calls_ahead"))
+    for item in items:
+        cases, given = getattr(item.function, "cases", None), item.callspec.params if hasattr(item, "callspec") else {}
+        if cases and given.keys() >= inspect.signature(cases).parameters.keys():
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # which its own test reports
+                plans += served.kernels(cases(**given))
+    return plans, calls
 
 
 EVERY = 20.0
@@ -113,7 +135,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def write_summary(*, finished: bool) -> Path | None:
     """Write what has been verified so far; None if nothing has, or nobody asked for what is no result of a GPU."""
     folder = os.environ.get("KSIEVE_RESULTS_DIR")
-    if folder is None and (HOST or not finished or not _tally.cases):
+    if PART == "compile" or (folder is None and (HOST or not finished or not _tally.cases)):
         return None
     from ksieve.backends.cuda.jit import stalls
     from ksieve_lab.bench import record

@@ -222,7 +222,7 @@ def record_log(log: Path, folder: Path) -> int:
 
 
 def main() -> int:
-    # Read when PyTorch first allocates. Not set on import: other files of the suite capture graphs that allocate.
+    # Read when PyTorch first allocates.
     os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     if "--record" in sys.argv:
         log, folder = sys.argv[sys.argv.index("--record") + 1 :][:2]

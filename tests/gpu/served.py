@@ -6,7 +6,9 @@ k, ``live`` the live rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -160,8 +162,8 @@ def kernels(asked: Iterable[Asked]) -> Iterator[tuple[Plan, bool]]:
         yield from [(one.plan, True)] * one.stats
 
 
-def judge(tally: Any, name: str, asked: Iterable[Asked]) -> int:
-    """Run the cases of a test; returns how many rows they had."""
+def judge(tally: Any, name: str, asked: Iterable[Asked]) -> None:
+    """Run the cases of a test."""
     wrong, rows, stats_rows = [], 0, 0
     for number, (plan, scores, call, stats, runs) in enumerate(asked):
         ready = Served(plan, scores, call)
@@ -171,7 +173,25 @@ def judge(tally: Any, name: str, asked: Iterable[Asked]) -> int:
         rows += len(scores)
         stats_rows += len(scores) * stats
     tally.judge(name, rows, wrong, stats_rows=stats_rows)
-    return rows
+
+
+def judged(name: str) -> Callable[[Callable[..., Iterable[Asked]]], Callable[..., None]]:
+    """Make a test of a function that returns cases, as ``cases`` of the test: kernels are compiled ahead from these.
+
+    `name`, formatted with the test's arguments, is that of the cases in the summary.
+    """
+
+    def test_of(cases: Callable[..., Iterable[Asked]]) -> Callable[..., None]:
+        @functools.wraps(cases)
+        def test(tally: Any, **given: Any) -> None:
+            judge(tally, name.format(**given), cases(**given))
+
+        own = inspect.signature(cases).parameters.values()
+        tally = inspect.Parameter("tally", inspect.Parameter.KEYWORD_ONLY)
+        test.__signature__, test.cases = inspect.Signature([*own, tally]), cases  # type: ignore[attr-defined]
+        return test
+
+    return test_of
 
 
 def exact(plan: Plan, scores: torch.Tensor, lengths: torch.Tensor | None = None, *, runs: int = 2) -> list[str]:

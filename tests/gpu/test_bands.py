@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-import ksieve
 from gpu import material, runner, served
 from gpu.served import Asked
 from gpu.variants import banded
-from ksieve.core.options import PLAIN, Options
+from ksieve.core.options import PLAIN
 from ksieve.planning.switch_points import BIN_WIDTH, MOST_BINS
 
 pytestmark = pytest.mark.gpu
@@ -21,19 +20,9 @@ K = 700
 WIDTHS = (10_000, 20_000, 32_768, 65_536)
 """Behind one, two and three bands the rest is held, too; behind four it is sampled."""
 
-VALUES = Options(order="value", values=True)
-WINDOWS = Options(windows="lengths", order="value", values=True)
-
 
 def plan_of(rows, width, ctas=None, options=PLAIN):
     return banded(rows, width, K, ctas=ctas, options=options)
-
-
-def kernels():
-    for width in WIDTHS:
-        yield plan_of(8, width), False
-    for options in (VALUES, WINDOWS):
-        yield plan_of(8, WIDTHS[-1], options=options), False
 
 
 def lengths_of(width, rows, seed=3):
@@ -53,34 +42,35 @@ def test_widths_reach_every_number_of_bands():
 
 @pytest.mark.parametrize("ctas", [None, 2])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_rows_of_every_length(width, ctas, tally):
+@served.judged("banded")
+def test_rows_of_every_length(width, ctas):
     """Each CTA meets many rows with `ctas`, and one at most without."""
     bits = material.stack(width, K)
     bits = np.ascontiguousarray(np.resize(bits, (max(len(bits), 60), width))).view(np.int32)
     rows = len(bits)
-    plan, cases = plan_of(rows, width, ctas), []
+    plan = plan_of(rows, width, ctas)
     for (offset, padding), seed, live in itertools.product(((0, 0), (1, 3)), (3, 4), (None, rows - 7)):
         scores = material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
-        cases.append(Asked(plan, scores, {"lengths": lengths_of(width, rows, seed)} | served.live(live)))
-    served.judge(tally, "banded", cases)
+        yield Asked(plan, scores, {"lengths": lengths_of(width, rows, seed)} | served.live(live))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_launches_without_a_row(width, tally):
+@served.judged("banded")
+def test_launches_without_a_row(width):
     """All rows in one list; no lengths; fewer rows than there are lists."""
-    bits, cases = material.stack(width, K)[:24].view(np.int32), []
+    bits = material.stack(width, K)[:24].view(np.int32)
     for count in (24, 3, 1):
         scores = material.place(np.ascontiguousarray(bits[:count]), "float32", runner.DEVICE)
         plan = plan_of(24, width, 2)
-        cases.append(Asked(plan, scores, {}))
+        yield Asked(plan, scores, {})
         for length in (0, 5, K, *(BIN_WIDTH * (i + 1) for i in range(MOST_BINS)), width):
             lengths = torch.full((count,), min(length, width), dtype=torch.int32, device=runner.DEVICE)
-            cases.append(Asked(plan, scores, {"lengths": lengths}))
-    served.judge(tally, "banded", cases)
+            yield Asked(plan, scores, {"lengths": lengths})
 
 
 @pytest.mark.parametrize("name", ["values", "windows"])
-def test_options_of_dealt_rows(name, tally):
+@served.judged("banded")
+def test_options_of_dealt_rows(name):
     """Scores without ties, so that the answer is one: slots by value, and windows that end where lengths say."""
     width, rows = WIDTHS[-1], 40
     rng = np.random.default_rng(12)
@@ -91,41 +81,15 @@ def test_options_of_dealt_rows(name, tally):
         starts = torch.from_numpy(rng.integers(0, 3 * BIN_WIDTH, rows).astype(np.int32)).to(runner.DEVICE)
         call["starts"] = starts
     options = served.options_of(call)
-    plans = [plan_of(rows, width, ctas, options) for ctas in (None, 2)]
-    served.judge(tally, "banded", [Asked(plan, scores, call) for plan in plans])
+    return [Asked(plan_of(rows, width, ctas, options), scores, call) for ctas in (None, 2)]
 
 
-def test_statistics_have_one_launch(tally):
+@served.judged("banded")
+def test_statistics_have_one_launch():
     """They are of the plan's own kernel: its route for short rows, too, is the model's."""
     width, rows = 40_000, 24
     scores = material.place(
         np.ascontiguousarray(material.stack(width, K)[:rows].view(np.int32)), "float32", runner.DEVICE
     )
     call = {"lengths": lengths_of(width, rows)}
-    served.judge(tally, "banded", [Asked(plan_of(rows, width), scores, call, stats=True)])
-
-
-@pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
-def test_replays_deal_anew():
-    width, rows = WIDTHS[-1], 48
-    bits = np.ascontiguousarray(np.resize(material.stack(width, K), (rows, width))).view(np.int32)
-    scores = material.place(bits, "float32", "cuda")
-    plan, target = plan_of(rows, width, 3), runner.Guarded.make(rows, K)
-    lengths = torch.zeros(rows, dtype=torch.int32, device="cuda")
-    live = torch.full((1,), rows, dtype=torch.int32, device="cuda")
-    workspace = plan.workspace()
-    plan.prepare()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        ksieve.topk(scores, lengths, plan=plan, out=target.out, workspace=workspace, num_rows=live)
-    generator = torch.Generator(device="cuda").manual_seed(5)
-    answers = []  # judged at last, so that nothing waits between replays
-    for turn in range(200):
-        lengths.random_(-5, (turn % 8 + 1) * BIN_WIDTH + 9, generator=generator)
-        live.random_(-2, rows + 3, generator=generator)
-        target.poison()
-        graph.replay()
-        answers.append((lengths.clone(), target.out.clone(), live.clone()))
-    assert target.intact()
-    for given, out, of in answers:
-        assert not runner.refuted(scores, given, out, K, num_rows=of)
+    return [Asked(plan_of(rows, width), scores, call, stats=True)]

@@ -6,7 +6,6 @@ by the oracle, and statistics by the NumPy model.
 
 from __future__ import annotations
 
-import itertools
 from functools import cache
 
 import numpy as np
@@ -92,17 +91,10 @@ def asked_of(variant, scores, k, call, *, stats=False, **changes):
         yield Asked(plan, scores, call, stats)
 
 
-def kernels():
-    """Plans that these tests run, for the compile pool."""
-    cases = itertools.chain(
-        *itertools.starmap(of_a_size, itertools.product(SIZES, FAMILIES)),
-        *itertools.starmap(in_orders, itertools.product(DTYPES, RANKINGS)),
-        *map(expanded, FAMILIES), *map(forced, WITHOUT_BLOCKS),
-    )  # fmt: skip
-    yield from served.kernels(cases)
-
-
-def of_a_size(size, family):
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", SIZES)
+@served.judged("blocks-{family}")
+def test_every_size(size, family):
     width, number = size * BLOCKS + 2, SIZES.index(size)
     for turn, dtype in enumerate((DTYPES[number % 3], "float32")[: 1 + (number % 3 > 0 and not runner.HOST)]):
         scores = scores_of(size, width, K, dtype, number + turn)
@@ -112,13 +104,10 @@ def of_a_size(size, family):
             yield from asked_of(FORCED[family], scores, K, call | {"block_size": size}, ctas=ctas)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("size", SIZES)
-def test_every_size(size, family, tally):
-    served.judge(tally, f"blocks-{family}", of_a_size(size, family))
-
-
-def in_orders(dtype, ranking):
+@pytest.mark.parametrize("ranking", RANKINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@served.judged("blocks-options")
+def test_orders_values_and_statistics(dtype, ranking):
     size, k = {"float32": (8, 20), "float16": (16, 9), "bfloat16": (5, 33)}[dtype]
     width = size * 150 + 1
     scores = scores_of(size, width, k, dtype, 2)
@@ -139,13 +128,9 @@ def in_orders(dtype, ranking):
             yield from asked_of(FORCED[family], scores, k, call, stats=True)
 
 
-@pytest.mark.parametrize("ranking", RANKINGS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_orders_values_and_statistics(dtype, ranking, tally):
-    served.judge(tally, "blocks-options", in_orders(dtype, ranking))
-
-
-def expanded(family):
+@pytest.mark.parametrize("family", FAMILIES)
+@served.judged("blocks-expanded")
+def test_blocks_are_expanded_behind_their_selection(family):
     size, k = {"resident_block": (8, 20), "resident_cluster": (7, 9), "stream_unsampled": (5, 33)}[family]
     width = size * 150 + 3
     scores = scores_of(size, width, k, "float32", 3)
@@ -163,12 +148,9 @@ def expanded(family):
         yield from asked_of(FORCED[family], scores, k, call)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_blocks_are_expanded_behind_their_selection(family, tally):
-    served.judge(tally, "blocks-expanded", expanded(family))
-
-
-def forced(name):
+@pytest.mark.parametrize("name", WITHOUT_BLOCKS)
+@served.judged("forced-{name}")
+def test_forced_entries_without_blocks(name):
     width, k = (1000, 30) if name == "warp" else (9001, 64)
     scores = scores_of(64, width, k, "float32", 1)
     bounds = list(calls(scores.shape[0], width, 64, 1))
@@ -183,11 +165,6 @@ def forced(name):
         if name not in ("warp", "cooperative") or "sorted" not in call:
             few = {"ctas": 3} if name == "row" else {}  # several rows for each
             yield from asked_of(ALL[name], scores, k, bounds[number % 3] | call, stats=number in (0, 3), **few)
-
-
-@pytest.mark.parametrize("name", WITHOUT_BLOCKS)
-def test_forced_entries_without_blocks(name, tally):
-    served.judge(tally, f"forced-{name}", forced(name))
 
 
 def test_rows_of_no_slots_have_forced_entries(tally):

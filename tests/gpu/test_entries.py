@@ -6,7 +6,6 @@ bytes.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -60,33 +59,24 @@ def made(number):
     return x, k, call, to_cuda(x, number % 2, runner.DEVICE), device_call(call)
 
 
-def kernels():
-    """Plans that these tests run, for the compile pool."""
-    yield from served.kernels(itertools.chain(*map(pairs, ALL_NAMES)))
-    yield from served.kernels(itertools.chain(*itertools.starmap(candidates, itertools.product(ROWS_OWNED, CALLS))))
-    yield from served.kernels(itertools.chain(*itertools.starmap(on_chip, ON_CHIP), *itertools.starmap(many, MANY)))
-    if runner.PLANNED_FOR.capability >= (9, 0):
-        every = itertools.product(("register_block", "resident_cluster"), DTYPES, range(len(SHARED)))
-        yield from served.kernels(itertools.starmap(shared, every))
-
-
-def pairs(name):
+@pytest.mark.parametrize("name", ALL_NAMES)
+@served.judged("entries {name}")
+def test_every_pair_of_options(name):
+    found = 0
     for number, case in enumerate(CASES):
         _, k, call, scores, on_device = made(number)
         for one in asked(name, scores, k, [on_device], stats=number % 3 == 0):
             assert one.plan.problem.columns == columns_of(k, call), case
+            found += 1
             yield one
             if number % 4 == 0 and one.plan.family != "register_warp":
                 yield one._replace(plan=overflowing(one.plan), stats=False)
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_pair_of_options(name, tally):
-    assert served.judge(tally, f"entries {name}", pairs(name)) or runner.HOST, "no pair that it takes"
+    assert found or runner.HOST, "no pair that it takes"
 
 
 @pytest.mark.parametrize("forced", [0, 3])
-def test_positions_decide_ties(forced, tally):
+@served.judged("entries positions {forced}")
+def test_positions_decide_ties(forced):
     """A call of those above, which the emulator runs in seconds; also of what is forced."""
 
     def is_such(case):
@@ -94,7 +84,7 @@ def test_positions_decide_ties(forced, tally):
         return case["positions"] == "positions" and case["tie_break"] and more == forced
 
     _, k, _, scores, call = made(next(n for n, case in enumerate(CASES) if is_such(case)))
-    served.judge(tally, f"entries positions {forced}", asked("persistent-exact", scores, k, [call]))
+    return asked("persistent-exact", scores, k, [call])
 
 
 PRESENT = ("all", "end", "all", "all", "end", "best", "prefix", "hole", "none", "just enough", "one more", "beyond",
@@ -113,10 +103,15 @@ CALLS = (
 )
 
 
-def candidates(owner, more):
-    """Rows of a call of `CALLS`, one of each kind of `PRESENT` and then the dense ones again."""
-    number = CALLS.index(more)
-    rng = np.random.default_rng(number)
+@pytest.mark.parametrize("number", range(len(CALLS)))
+@pytest.mark.parametrize("owner", ROWS_OWNED)
+@served.judged("entries candidates {owner}")
+def test_candidates_that_are_there(owner, number):
+    """A row is selected by buckets if no absent candidate lies in front of one that is there; CTAs have many rows.
+
+    Rows of a call of `CALLS`, one of each kind of `PRESENT` and then the dense ones again.
+    """
+    more, rng = CALLS[number], np.random.default_rng(number)
     name = "positions" if "positions" in more else "block_table"
     block, k = more[name], 16 if runner.HOST else 512
     width, kinds = (304 if runner.HOST else 16_000), (*PRESENT, "prefix", "all")
@@ -148,18 +143,13 @@ def candidates(owner, more):
         yield one._replace(plan=with_workspace(replace(one.plan, **few)))
 
 
-@pytest.mark.parametrize("number", range(len(CALLS)))
-@pytest.mark.parametrize("name", ROWS_OWNED)
-def test_candidates_that_are_there(name, number, tally):
-    """A row is selected by buckets if no absent candidate lies in front of one that is there; CTAs have many rows."""
-    served.judge(tally, f"entries candidates {name}", candidates(name, CALLS[number]))
+@pytest.mark.parametrize(("expand", "tail"), [(4, True), (7, True), (3, False), (64, False)])
+@served.judged("entries on chip")
+def test_entries_of_rows_on_chip(expand, tail):
+    """Slots at every alignment, four at a time, of expanded entries and of what is behind the last whole one.
 
-
-ON_CHIP = ((4, True), (7, True), (3, False), (64, False))
-
-
-def on_chip(expand, tail):
-    """Few CTAs with many rows each."""
+    Few CTAs have many rows each.
+    """
     width, k, rows = (304, 17, 6) if runner.HOST else (16_384, 509, 64)
     rng = np.random.default_rng(expand)
     x = rng.standard_normal((rows, width)).astype(np.float32)
@@ -171,13 +161,7 @@ def on_chip(expand, tail):
         call["tail"][-1] = 3 * expand + 1  # fewer entries than slots
     on_device, scores = device_call(call), to_cuda(x, 0, runner.DEVICE)
     plan = served.plan_for(Variant("resident", "resident_block"), scores, k, on_device)
-    yield Asked(with_workspace(replace(plan, ctas=2)), scores, on_device)
-
-
-@pytest.mark.parametrize(("expand", "tail"), ON_CHIP)
-def test_entries_of_rows_on_chip(expand, tail, tally):
-    """Slots at every alignment, four at a time, of expanded entries and of what is behind the last whole one."""
-    served.judge(tally, "entries on chip", on_chip(expand, tail))
+    return [Asked(with_workspace(replace(plan, ctas=2)), scores, on_device)]
 
 
 MANY = [
@@ -191,18 +175,17 @@ MANY = [
 """With entries that no CTA sorts in its ring (planning/memory.py, sort_slots)."""
 
 
-def many(name, call):
-    """A call whose entries are sorted before they are expanded, where neither another family nor the ring does it."""
+@pytest.mark.parametrize(("name", "call"), MANY, ids=lambda each: each if isinstance(each, str) else each["sorted"])
+@served.judged("entries in order {name}")
+def test_many_entries_in_order(name, call):
+    """Entries are listed on chip while they are read where they were sorted: the two must not meet.
+
+    They are sorted before they are expanded, where neither another family nor the ring does it.
+    """
     x = np.random.default_rng(3).standard_normal((3, 5003)).astype(np.float32)
     scores = to_cuda(np.round(x * 64) / 64, 1, runner.DEVICE)
     given = {**call, "counts_out": np.zeros(3, np.int32)}
     return [one for one in asked(name, scores, given.pop("k"), [device_call(given)]) if sort_slots(one.plan)]
-
-
-@pytest.mark.parametrize(("name", "call"), MANY, ids=lambda each: each if isinstance(each, str) else each["sorted"])
-def test_many_entries_in_order(name, call, tally):
-    """Entries are listed on chip while they are read where they were sorted: the two must not meet."""
-    served.judge(tally, f"entries in order {name}", many(name, call))
 
 
 @pytest.mark.parametrize("name", ["persistent-exact", "warp", "row"])
@@ -262,7 +245,12 @@ SHARED = (
 """Calls whose slots are written from shared memory (kernels/epilogue/slots.cuh)."""
 
 
-def shared(family, dtype, number):
+@pytest.mark.skipif(runner.PLANNED_FOR.capability < (9, 0), reason="no such families")
+@pytest.mark.parametrize("number", range(len(SHARED)))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["register_block", "resident_cluster"])
+@served.judged("entries shared {family} {dtype}")
+def test_slots_written_from_shared_memory(family, dtype, number):
     """Rows of a call of `SHARED`: equal scores, zeros and NaN of either sign, one bin that is overfull, short rows."""
     more, rng = dict(SHARED[number]), np.random.default_rng(number)
     width, k, rows = (1000, 48, 8) if runner.HOST else (4001, 500, 64)
@@ -292,12 +280,4 @@ def shared(family, dtype, number):
         pages = width * expand // more["page_size"] - 10
         call["page_table"] = rng.integers(0, 99, (rows, pages)).astype(np.int32)
     scores, on_device = to_cuda(x, number % 2, runner.DEVICE), device_call(call)
-    return Asked(served.plan_for(Variant(family, family), scores, k, on_device), scores, on_device)
-
-
-@pytest.mark.skipif(runner.PLANNED_FOR.capability < (9, 0), reason="no such families")
-@pytest.mark.parametrize("number", range(len(SHARED)))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["register_block", "resident_cluster"])
-def test_slots_written_from_shared_memory(family, dtype, number, tally):
-    served.judge(tally, f"entries shared {family} {dtype}", [shared(family, dtype, number)])
+    return [Asked(served.plan_for(Variant(family, family), scores, k, on_device), scores, on_device)]

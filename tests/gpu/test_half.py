@@ -6,8 +6,8 @@ the answer: nothing is ranked, or read again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import operator
 
 import numpy as np
@@ -20,7 +20,6 @@ from gpu.served import Asked
 from gpu.test_bands import lengths_of
 from gpu.test_held import K, hard_rows, plans_of
 from gpu.variants import banded
-from ksieve.core.errors import ArgumentError
 from ksieve.planning import shapes
 from ksieve.planning.families import ONE_CTA
 
@@ -47,19 +46,7 @@ def plan_of(family, shape, dtype, rows, k=K, **changes):
     return test_held.plan_of(family, in_dtype(family, shape, dtype), rows, k, dtype, **changes)
 
 
-def kernels():
-    for family, shape in SHAPES:
-        for dtype in DTYPES:
-            with contextlib.suppress(ArgumentError, pytest.skip.Exception):
-                yield plan_of(family, shape, dtype, 32), False
-    for family, shape, dtype, levels in ABOUT_LEVELS:
-        yield from ((plan, False) for plan in plans_about_levels(family, shape, dtype, levels))
-    for family, shape, dtype, asked in ASKED_IN_TURN:
-        yield from ((plan, False) for plan in asked_plans(family, shape, dtype, OPTIONS[asked]))
-    if runner.PLANNED_FOR.capability >= (9, 0):
-        yield from [(plan, False) for dtype in DTYPES for plan in fullest_plans(dtype)]
-
-
+@functools.cache
 def rounded_rows(width):
     """Rows by name: how many values there are about the k-th score, and what lies beside it."""
     rng = np.random.default_rng(13)
@@ -101,7 +88,10 @@ def matrix(rows, dtype, offset=0, padding=0):
     return material.place(scores.view(torch.int16), dtype, runner.DEVICE, offset=offset, padding=padding)
 
 
-def few_values(family, shape, dtype):
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
+@served.judged("{family}")
+def test_rows_of_few_values(family, shape, dtype):
     width = shape.resident_width
     rows = rounded_rows(width) | hard_rows(width)
     count = len(rows)
@@ -117,12 +107,6 @@ def few_values(family, shape, dtype):
             yield Asked(plan, scores, call, runs=1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
-def test_rows_of_few_values(family, shape, dtype, tally):
-    served.judge(tally, family, few_values(family, shape, dtype))
-
-
 LEVELS = ((2, 0), (1.5, -0.5), (1, 0.5))
 """Values about whose last score k is tried, two for each launch shape in turn: every k has another kernel."""
 ABOUT_LEVELS = [(*one, LEVELS[number % len(LEVELS)]) for number, one in enumerate(IN_TURN)]
@@ -133,21 +117,16 @@ def rows_of_levels(width):
     return {"levels": np.round(normal * 8) / 8, "fine": np.round(normal * 64) / 64}
 
 
-def plans_about_levels(family, shape, dtype, levels):
-    width = shape.resident_width
-    if runner.HOST:
-        levels = levels[:1]
-    beyond = {int((rows_of_levels(width)["levels"] > level).sum()) for level in levels}
-    ks = {k + step for k in beyond for step in (-1, 0, 1, 2)} | {1, width - 1}
-    return plans_of(family, in_dtype(family, shape, dtype), 2, sorted(k for k in ks if 0 < k < width), dtype)
-
-
 @pytest.mark.parametrize(("family", "shape", "dtype", "levels"), ABOUT_LEVELS, ids=IDS)
-def test_k_about_the_ends_of_a_value(family, shape, dtype, levels, tally):
+@served.judged("{family}")
+def test_k_about_the_ends_of_a_value(family, shape, dtype, levels):
     """All of a value's scores are wanted, or all but one, or one; up to where no more positions fit on chip."""
-    scores = matrix(rows_of_levels(shape.resident_width), dtype)
-    plans = plans_about_levels(family, shape, dtype, levels)
-    served.judge(tally, family, [Asked(plan, scores, {}, runs=1) for plan in plans])
+    width = shape.resident_width
+    rows = rows_of_levels(width)
+    beyond = {int((rows["levels"] > level).sum()) for level in levels[: 1 if runner.HOST else None]}
+    ks = sorted({k + step for k in beyond for step in (-1, 0, 1, 2) if 0 < k + step < width} | {1, width - 1})
+    scores = matrix(rows, dtype)
+    return [Asked(plan, scores, {}, runs=1) for plan in plans_of(family, in_dtype(family, shape, dtype), 2, ks, dtype)]
 
 
 OPTIONS = {
@@ -156,36 +135,28 @@ OPTIONS = {
     "sorted": {"sorted": True, "return_values": True},
     "ties": {"tie_break": "low", "sorted": "index"},
 }
-
-
 ASKED_IN_TURN = [(*one, list(OPTIONS)[number % len(OPTIONS)]) for number, one in enumerate(reversed(IN_TURN))]
 
 
-ROWS_WITH_OPTIONS = 9
-
-
-def asked_plans(family, shape, dtype, call):
-    shape = in_dtype(family, shape, dtype)
-    return plans_of(family, shape, ROWS_WITH_OPTIONS, dtype=dtype, options=served.options_of(call))
-
-
 @pytest.mark.parametrize(("family", "shape", "dtype", "asked"), ASKED_IN_TURN, ids=reversed(IDS))
-def test_options_of_rows_of_few_values(family, shape, dtype, asked, tally):
-    rows = dict(list(rounded_rows(shape.resident_width).items())[:ROWS_WITH_OPTIONS])
+@served.judged("{family}")
+def test_options_of_rows_of_few_values(family, shape, dtype, asked):
+    rows = dict(list(rounded_rows(shape.resident_width).items())[:9])
     count, call = len(rows), dict(OPTIONS[asked])
-    plans = asked_plans(family, shape, dtype, call)
-    starts = np.arange(count) * call.get("starts", 0)
     if "starts" in call:
+        starts = np.arange(count) * call["starts"]
         call["starts"] = torch.from_numpy(starts.astype(np.int32)).to(runner.DEVICE)
-    scores = matrix(rows, dtype)
-    served.judge(tally, family, [Asked(plan, scores, call) for plan in plans])
+    options, scores = served.options_of(call), matrix(rows, dtype)
+    plans = plans_of(family, in_dtype(family, shape, dtype), count, dtype=dtype, options=options)
+    return [Asked(plan, scores, call) for plan in plans]
 
 
 LISTED = [(dtype, shape) for dtype in DTYPES for shape in KNOWN[dtype].get("register_block", ())]
 
 
 @pytest.mark.parametrize(("dtype", "shape"), LISTED, ids=[f"{d}-{s.resident_width}" for d, s in LISTED])
-def test_bins_of_registers_with_more_than_are_ranked(dtype, shape, tally):
+@served.judged("register_block")
+def test_bins_of_registers_with_more_than_are_ranked(dtype, shape):
     """A coarse bin with one value, with two, and with as many as it has."""
     width, rng = shape.resident_width, np.random.default_rng(15)
     most = min(shape.threads // 2, 256)  # kernels/register/select.cuh, kRankListMax
@@ -201,36 +172,32 @@ def test_bins_of_registers_with_more_than_are_ranked(dtype, shape, tally):
                 rows[f"{count} {wanted} {values}"] = scores
                 rows[f"-{count} {wanted} {values}"] = -1 / np.maximum(scores, 1e-3)
     plan = plan_of("register_block", shape, dtype, len(rows), k=k)
-    cases = [Asked(plan, matrix(rows, dtype, *place), {}) for place in ((0, 0), (3, 1))]
-    served.judge(tally, "register_block", cases)
-
-
-def fullest_plans(dtype):
-    """Clusters whose rows have as many slots as are collected on chip, and one more: then candidates are stored."""
-    asked = {"rows": 1, "width": FULLEST, "dtype": dtype, "device": "cuda"}
-    most = max(k for k in range(512, FULLEST) if ksieve.plan(**asked, k=k).capacity < k)
-    plans = [ksieve.plan(**asked, k=k) for k in (most - 8, most, most + 1)]
-    return [plan for plan in plans if plan.family == "resident_cluster"]
-
-
-FULLEST = 24_576
+    return [Asked(plan, matrix(rows, dtype, *place), {}) for place in ((0, 0), (3, 1))]
 
 
 @pytest.mark.skipif(runner.PLANNED_FOR.capability < (9, 0), reason="no such families")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_as_many_slots_as_are_collected_on_chip(dtype, tally):
-    """All scores are equal, so that no candidate of an exact route could be left out."""
-    scores, plans = matrix({"equal": np.full(FULLEST, 3)}, dtype), fullest_plans(dtype)
+@served.judged("resident_cluster")
+def test_as_many_slots_as_are_collected_on_chip(dtype):
+    """All scores are equal, so that no candidate of an exact route could be left out; one more, and they are stored."""
+    width = 24_576
+    asked = {"rows": 1, "width": width, "dtype": dtype, "device": "cuda"}
+    most = max(k for k in range(512, width) if ksieve.plan(**asked, k=k).capacity < k)
+    plans = [ksieve.plan(**asked, k=k) for k in (most - 8, most, most + 1)]
+    plans = [plan for plan in plans if plan.family == "resident_cluster"]
     assert len(plans) >= 2
-    served.judge(tally, "resident_cluster", [Asked(plan, scores, {}, runs=1) for plan in plans])
+    scores = matrix({"equal": np.full(width, 3)}, dtype)
+    return [Asked(plan, scores, {}, runs=1) for plan in plans]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_every_length_in_several_launches(dtype, tally):
+@served.judged("banded")
+def test_rows_of_every_length_in_several_launches(dtype):
     """Listed by length (kernels/length_bins.cuh), with few values."""
     width = 20_000
     rows = rounded_rows(width)
     count = len(rows)
     plan = banded(count, width, K, ctas=2, dtype=dtype)
-    cases = [(matrix(rows, dtype, offset, 3), lengths_of(width, count, seed)) for offset, seed in ((0, 3), (1, 4))]
-    served.judge(tally, "banded", [Asked(plan, scores, {"lengths": lengths}, runs=1) for scores, lengths in cases])
+    for offset, seed in ((0, 3), (1, 4)):
+        call = {"lengths": lengths_of(width, count, seed)}
+        yield Asked(plan, matrix(rows, dtype, offset, 3), call, runs=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -21,7 +22,6 @@ from gpu import material, runner, served
 from gpu.served import Asked
 from gpu.variants import Variant, possible
 from harness import sampled_at, samplers
-from ksieve.core.errors import ArgumentError
 from ksieve.planning import shapes, tuned
 from ksieve.planning.families import ONE_CTA
 from ksieve.planning.memory import with_workspace
@@ -60,16 +60,7 @@ def plans_of(family, shape, rows, ks=(K,), dtype="float32", **options):
         return [plan for k in ks for plan in possible(FORCED[family], rows, width, k, dtype=dtype, **options)]
 
 
-def kernels():
-    for family, shape in SHAPES:
-        with contextlib.suppress(ArgumentError):  # a shape that the device has no room for fails in its own test
-            yield plan_of(family, shape, 32), False
-    for shape in OWNED:
-        with contextlib.suppress(ArgumentError):
-            yield plan_of("resident_block", shape, 32), True
-        yield from ((plan, False) for plan in tied_plans(shape, 32))
-
-
+@functools.cache
 def hard_rows(width):
     """Rows by name: what decides each of them, and what cannot."""
     rows = cases.hard_rows(width, K, 8)
@@ -104,7 +95,10 @@ def stacked(rows, offset=0, padding=0):
     return material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
 
 
-def held(family, shape, full):
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
+@served.judged("{family}")
+def test_rows_that_registers_hold(family, shape, full):
     width = shape.resident_width
     rows = hard_rows(width)
     call, count = {}, len(rows)
@@ -122,23 +116,19 @@ def held(family, shape, full):
             yield Asked(plan, scores, {name: lengths.roll(-rolled) for name, lengths in call.items()})
 
 
-@pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
-def test_rows_that_registers_hold(family, shape, full, tally):
-    served.judge(tally, family, held(family, shape, full))
-
-
-@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
-def test_k_from_one_to_nearly_all(family, shape, tally):
+@served.judged("{family}")
+def test_k_from_one_to_nearly_all(family, shape):
     """Up to where the sample's rank is beyond the sample, and positions beyond what is collected on chip."""
     width = shape.resident_width
     scores = stacked(np.random.default_rng(9).standard_normal((6, width)))
     ks = (1, 2, 31, 2048, width // 4, width // 2, width * 3 // 4, width - 1)
-    served.judge(tally, family, [Asked(plan, scores, {}) for plan in plans_of(family, shape, 6, ks)])
+    return [Asked(plan, scores, {}) for plan in plans_of(family, shape, 6, ks)]
 
 
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
-def test_subnormals_a_few_apart(family, shape, tally):
+@served.judged("{family}")
+def test_subnormals_a_few_apart(family, shape):
     """A sixteenth of such scores is rounded: the distance of two may come out as -0, and a scale from that as -inf."""
     width = shape.resident_width
     rng = np.random.default_rng(10)
@@ -146,7 +136,7 @@ def test_subnormals_a_few_apart(family, shape, tally):
     units = rng.integers(0, 16, (count, width)) + rng.integers(-400, 400, (count, 1))
     lengths = torch.from_numpy(rng.integers(K + 1, width + 1, count).astype(np.int32)).to(runner.DEVICE)
     plan = plan_of(family, shape, count)
-    served.judge(tally, family, [Asked(plan, stacked(units * 2.0**-149), {"lengths": lengths}, runs=1)])
+    return [Asked(plan, stacked(units * 2.0**-149), {"lengths": lengths}, runs=1)]
 
 
 def sampled(plan, row):
@@ -163,7 +153,8 @@ def sampled(plan, row):
 
 
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
-def test_rows_aimed_at_the_sample(family, shape, tally):
+@served.judged("{family}")
+def test_rows_aimed_at_the_sample(family, shape):
     """The k-th score is better than all samples, or worse: counted once more over the rest of the row's range."""
     plan = plan_of(family, shape, 12)
     rng = np.random.default_rng(11)
@@ -185,7 +176,7 @@ def test_rows_aimed_at_the_sample(family, shape, tally):
             scores[mine] = np.abs(scores[mine]) + 1
             scores[others] = -np.exp2(rng.uniform(-120, 120, len(others))).astype(np.float32)
     plans = plans_of(family, shape, 12, (K, shape.threads * plan.splits + 1, shape.resident_width // 2))
-    served.judge(tally, family, [Asked(each, stacked(rows), {}) for each in plans])
+    return [Asked(each, stacked(rows), {}) for each in plans]
 
 
 OWNED = [shape for family, shape in SHAPES if family == "resident_block"]
@@ -194,20 +185,20 @@ TIED = {"tie_break": "low", "sorted": "index"}
 SCANNED = ("normal", "plateau", "few values", "sorted", "ties around the rank", "a third NaN")
 
 
-def tied_plans(shape, rows):
-    return plans_of("resident_block", shape, rows, options=served.options_of(TIED | {"lengths": 0}))
-
-
 @pytest.mark.parametrize("shape", OWNED, ids=RINGS)
-def test_rows_that_are_scanned_in_the_ring(shape, tally):
+@served.judged("row")
+def test_rows_that_are_scanned_in_the_ring(shape):
     """Statistics and tie-breaks need all of a row there, and both of its scans, however many vectors that are."""
     width = shape.resident_width
     rows = [values for name, values in hard_rows(width).items() if name in SCANNED]
     scores = stacked(rows, 1, 3)
     lengths = [width, width - 1, width * 15 // 16, width * 5 // 8 + 3, K + 1, K]
     call = {"lengths": torch.tensor(lengths, dtype=torch.int32, device=runner.DEVICE)}
-    counted = Asked(plan_of("resident_block", shape, len(rows)), scores, call, stats=True)
-    served.judge(tally, "row", [counted, *(Asked(plan, scores, TIED | call) for plan in tied_plans(shape, len(rows)))])
+    yield Asked(plan_of("resident_block", shape, len(rows)), scores, call, stats=True)
+    options = served.options_of(TIED | call)
+    yield from [
+        Asked(plan, scores, TIED | call) for plan in plans_of("resident_block", shape, len(rows), options=options)
+    ]
 
 
 READS = {"NaN": 3.3, "mostly NaN": 3.3, "few values": 2.2, "three values": 3.75, "plateau": 1.6, "two values": 4.8}
@@ -256,7 +247,8 @@ REGISTERS = RESIDENT["register_block"]
 
 
 @pytest.mark.parametrize("shape", REGISTERS, ids=[str(shape.resident_width) for shape in REGISTERS])
-def test_bins_as_full_as_are_ranked(shape, tally):
+@served.judged("register_block")
+def test_bins_as_full_as_are_ranked(shape):
     """As many scores in the k-th one's coarse bin as are ranked at once, and more: all of it is wanted, or a part."""
     width, rng = shape.resident_width, np.random.default_rng(12)
     most = min(shape.threads // 2, 256)  # kernels/register/select.cuh, kRankListMax
@@ -274,4 +266,4 @@ def test_bins_as_full_as_are_ranked(shape, tally):
                 scores[place[k - wanted : k - wanted + count]] = within
                 rows.append(scores if sign > 0 else -1 / np.maximum(scores, 1e-3))
     plan = plan_of("register_block", shape, len(rows), k=k)
-    served.judge(tally, "register_block", [Asked(plan, stacked(rows, *place), {}) for place in ((0, 0), (3, 1))])
+    return [Asked(plan, stacked(rows, *place), {}) for place in ((0, 0), (3, 1))]

@@ -15,7 +15,7 @@ import torch
 import cases
 from gpu import material, runner, served
 from gpu.served import Asked
-from gpu.variants import ALL, possible
+from gpu.variants import ALL
 
 pytestmark = pytest.mark.gpu
 
@@ -23,11 +23,6 @@ WARP = ALL["warp"]
 DTYPES = ("float32", "float16", "bfloat16")
 WIDTHS = (1, 5, 64, 100, 128, 129, 250, 256, 257, 512, 1000, 1024, 1500, 2048)
 RANKS = (1, 6, 14, 16, 31, 32, 33, 63, 128, 255, 999)
-
-
-def kernels():
-    for dtype, width in itertools.product(DTYPES, WIDTHS):
-        yield from ((plan, False) for plan in possible(WARP, 64, width, 1, dtype=dtype))
 
 
 def hard_rows(width, k):
@@ -58,8 +53,8 @@ def bits_of(rows, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_way_that_a_row_is_decided(width, dtype, tally):
-    found = []
+@served.judged("warp")
+def test_every_way_that_a_row_is_decided(width, dtype):
     asked = {1, width // 2, width - 1, width, width + 3, *(k for k in RANKS if k < width)} - {0}
     for number, k in enumerate(sorted(asked)):
         rows = hard_rows(width, k)
@@ -70,14 +65,13 @@ def test_every_way_that_a_row_is_decided(width, dtype, tally):
         plan = runner.plan_for(WARP, scores, k, ctas=2)  # each warp meets several rows
         assert plan.family == "register_warp"
         for call in ({}, {"lengths": lengths}, {"lengths": lengths.roll(4)}):
-            found.append(Asked(plan, scores, call, runs=1))
-    served.judge(tally, "warp", found)
+            yield Asked(plan, scores, call, runs=1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_alignment_and_length(dtype, tally):
+@served.judged("warp")
+def test_every_alignment_and_length(dtype):
     """The first vector of a row begins before it, and takes the row's last scores."""
-    found = []
     for width, offset, padding in itertools.product((127, 128, 256), range(8), (0, 1, 2, 4)):
         if dtype == "float32" and offset > 3:
             continue
@@ -85,19 +79,20 @@ def test_every_alignment_and_length(dtype, tally):
         bits = material.narrow(rng.standard_normal((2 * 17, width)).astype(np.float32), dtype)
         scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
         call = {"lengths": torch.arange(len(bits), dtype=torch.int32, device=runner.DEVICE) % 17 + (width - 16)}
-        found += [Asked(runner.plan_for(WARP, scores, k), scores, call, runs=1) for k in (3, 100)]
-    served.judge(tally, "warp", found)
+        yield from [Asked(runner.plan_for(WARP, scores, k), scores, call, runs=1) for k in (3, 100)]
 
 
-def test_random_bits_and_fewer_live_rows(tally):
+@served.judged("warp")
+def test_random_bits_and_fewer_live_rows():
     bits = np.random.default_rng(3).integers(-(2**31), 2**31, (40, 300)).astype(np.int32)
     scores = material.place(bits, "float32", runner.DEVICE, offset=2, padding=1)
     plan = runner.plan_for(WARP, scores, 12)
-    served.judge(tally, "warp", [Asked(plan, scores, served.live(rows)) for rows in (0, 1, 33, 40, 77)])
+    return [Asked(plan, scores, served.live(rows)) for rows in (0, 1, 33, 40, 77)]
 
 
 @pytest.mark.parametrize("width", [64, 200, 2048])
-def test_statistics_are_those_of_a_block(width, tally):
+@served.judged("warp")
+def test_statistics_are_those_of_a_block(width):
     rows = hard_rows(width, 20)
     scores = material.place(bits_of(rows, "float32"), "float32", runner.DEVICE)
-    served.judge(tally, "warp", [Asked(runner.plan_for(WARP, scores, 20), scores, {}, stats=True)])
+    return [Asked(runner.plan_for(WARP, scores, 20), scores, {}, stats=True)]

@@ -123,32 +123,21 @@ def forced(name, scores, k, calls, **more):
     return [Asked(served.plan_for(ALL[name], scores, k, call), scores, call, **more) for call in calls]
 
 
-def kernels():
-    """Plans that these tests run, for the compile pool."""
-    yield from served.kernels(itertools.chain(*map(pairs, ALL_NAMES)))
-    for name in NAMES:
-        yield from served.kernels(itertools.chain(few(name), zeros(name), largest(name)))
-        yield from served.kernels(itertools.chain(*(wide(name, *shape) for shape in WIDE)))
-        yield from served.kernels(itertools.chain(*(narrow(name, dtype) for dtype in DTYPES[1:])))
-    yield from served.kernels(itertools.chain(*itertools.starmap(together, WIDE)))
-    yield from served.kernels(itertools.chain(*itertools.starmap(moved, itertools.product(ONE_OF_EACH, DTYPES))))
-    yield from [(plan, False) for _, _, plan, _ in batches()]
-
-
 def order_of(*what):
     return ORDERS[zlib.crc32(repr(what).encode()) % len(ORDERS)]
 
 
-def pairs(name):
+@pytest.mark.parametrize("name", ALL_NAMES)
+@served.judged("options {name}")
+def test_every_pair_of_options(name):
+    """Small rows, any order, any tie-break."""
+    found = 0
     for number in range(len(PAIRS)):
         k, scores, call = pair(number)
-        yield from asked(name, scores, k, [call], stats=number % 3 == 0)
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_pair_of_options(name, tally):
-    """Small rows, any order, any tie-break."""
-    assert served.judge(tally, f"options {name}", pairs(name)) or runner.HOST, "no pair that it takes"
+        for one in asked(name, scores, k, [call], stats=number % 3 == 0):
+            found += 1
+            yield one
+    assert found or runner.HOST, "no pair that it takes"
 
 
 def wide(name, width, k, dtype="float32", offset=1, padding=3):
@@ -161,46 +150,40 @@ def wide(name, width, k, dtype="float32", offset=1, padding=3):
 
 @pytest.mark.parametrize(("width", "k"), WIDE)
 @pytest.mark.parametrize("name", NAMES)
-def test_wide_rows_have_one_right_answer(name, width, k, tally):
-    served.judge(tally, f"options {name}", wide(name, width, k))
+@served.judged("options {name}")
+def test_wide_rows_have_one_right_answer(name, width, k):
+    return wide(name, width, k)
 
 
-def together(width, k):
+@pytest.mark.parametrize(("width", "k"), WIDE)
+@served.judged("options cooperative")
+def test_rows_held_together_with_options_but_an_order(width, k):
+    """Several rows in turn on the same CTAs."""
     scores = wide_scores(width, k)[::3].contiguous()
     scores = scores[: len(scores) // 4 * 4]
     calls = [call | {"overlap": False} for call in wide_calls(len(scores), width, k).values()]
     return forced("cooperative", scores, k, calls)
 
 
-@pytest.mark.parametrize(("width", "k"), WIDE)
-def test_rows_held_together_with_options_but_an_order(width, k, tally):
-    """Several rows in turn on the same CTAs."""
-    served.judge(tally, "options cooperative", together(width, k))
-
-
-def narrow(name, dtype):
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("name", NAMES)
+@served.judged("options {name}")
+def test_narrow_scores(name, dtype):
     return wide(name, *WIDE[0], dtype, offset=3, padding=1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[1:])
 @pytest.mark.parametrize("name", NAMES)
-def test_narrow_scores(name, dtype, tally):
-    served.judge(tally, f"options {name}", narrow(name, dtype))
-
-
-def few(name):
+@served.judged("options {name}")
+def test_storage_for_few_candidates(name):
+    """Ties that find no room are collected by one more traversal, which the statistics count."""
     scores = wide_scores(5003, 64)
     return [one._replace(plan=overflowing(one.plan)) for one in forced(name, scores, 64, in_orders(), stats=True)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_storage_for_few_candidates(name, tally):
-    """Ties that find no room are collected by one more traversal, which the statistics count."""
-    served.judge(tally, f"options {name}", few(name))
-
-
-def zeros(name):
-    """Plateaus of zeros of both signs with few other scores."""
+@served.judged("options {name}")
+def test_a_hundred_thousand_zeros(name):
+    """Plateaus far larger than any storage, of zeros of both signs with few other scores; the model's counts too."""
     rows, width, k = (4, 131_072, 2048) if not runner.HOST else (4, 9000, 200)
     generator = torch.Generator(device=runner.DEVICE).manual_seed(5)
     scores = torch.zeros(rows, width, device=runner.DEVICE)
@@ -213,52 +196,37 @@ def zeros(name):
         yield one._replace(stats=one.call["sorted"] == "index")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_hundred_thousand_zeros(name, tally):
-    """Plateaus far larger than any storage, zeros of both signs among them; the model's counts too."""
-    served.judge(tally, f"options {name}", zeros(name))
-
-
-def moved(name, dtype):
-    """Windows that begin anywhere."""
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+@served.judged("options {name}")
+def test_windows_start_anywhere_and_scores_stay_untouched(name, dtype):
     width, k = (9001, 300) if not runner.HOST else (2001, 50)
     scores = wide_scores(width, k, dtype, offset=1, padding=5)
     row = torch.arange(len(scores), dtype=torch.int32, device=runner.DEVICE)
-    bounds = {"starts": row, "lengths": width - 20 + row % 11}
+    bounds, before = {"starts": row, "lengths": width - 20 + row % 11}, scores.clone()
     orders = {"sorted": "index", "tie_break": "low"}, {"sorted": "value", "tie_break": "high"}
     calls = [bounds | {"index_base": base} | order for base, order in itertools.product(("row", "start"), orders)]
-    return forced(name, scores, k, calls[:: 3 if runner.HOST else 1], runs=1)
+    yield from forced(name, scores, k, calls[:: 3 if runner.HOST else 1], runs=1)
+    assert same_bytes(scores, before).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_windows_start_anywhere_and_scores_stay_untouched(name, dtype, tally):
-    cases = moved(name, dtype)
-    before = cases[0].scores.clone()
-    served.judge(tally, f"options {name}", cases)
-    assert same_bytes(cases[0].scores, before).all()
-
-
-def largest(name):
+@pytest.mark.parametrize("name", NAMES)
+@served.judged("options {name}")
+def test_the_largest_k_of_an_order(name):
+    """Slots that fill shared memory when they are sorted."""
     width, k = (70_001, LARGEST_K) if not runner.HOST else (3001, 1000)
     scores = wide_scores(width, 512 if not runner.HOST else 100)[:8]
     return asked(name, scores, k, in_orders(index_dtype="int64"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_largest_k_of_an_order(name, tally):
-    """Slots that fill shared memory when they are sorted."""
-    served.judge(tally, f"options {name}", largest(name))
-
-
 @pytest.mark.parametrize("k", [100_000, 1 << 17])
-def test_a_k_too_large_to_sort_is_transformed_in_place(k, tally):
+@served.judged("options persistent-exact")
+def test_a_k_too_large_to_sort_is_transformed_in_place(k):
     """64-bit slots over the positions that they are made from."""
     k, width = (700, 3001) if runner.HOST else (k, 300_001)
     offsets = torch.tensor([5, -7, 2**31 - 1], dtype=torch.int32, device=runner.DEVICE)
     call = {"offsets": offsets, "index_dtype": "int64", "return_raw": True, "return_values": True}
-    scores = torch.randn(3, width, device=runner.DEVICE)
-    served.judge(tally, "options persistent-exact", forced("persistent-exact", scores, k, [call], runs=1))
+    return forced("persistent-exact", torch.randn(3, width, device=runner.DEVICE), k, [call], runs=1)
 
 
 @pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
@@ -368,6 +336,10 @@ def batches():
             else:
                 plan = served.plan_for(VARIANTS[name], scores, k, call)
             yield batch, call, plan, name or plan.family
+
+
+def kernels():
+    return [(plan, False) for _, _, plan, _ in batches()]
 
 
 def test_one_row_in_every_batch_and_family_gives_the_same_bytes(tally):

@@ -44,27 +44,6 @@ PLANNED = (64, MANY, MANY_SHORT)
 DTYPES = ("float32",) if runner.HOST else ("float32", "float16", "bfloat16")
 
 
-def kernels():
-    for name, planned, dtype in itertools.product(OWNERS, PLANNED, DTYPES):
-        plan = owner_plan(name, planned, dtype)
-        yield from ((plan, stats) for stats in (False, True))
-    for variant in SEEING_ALL.values():
-        plan = variant.plan(64, 3003, 200)
-        yield from ((plan, stats) for stats in (False, True))
-    for name in COLUMNS:
-        plan = VARIANTS[name].plan(8, 65_536, 1000)
-        yield from itertools.product((plan, small_storage(plan, 1024)), (False, True))
-    yield from ((widest_plan(extra), False) for extra in (0, 1))
-    for rows, width, k in HUGE:
-        plan = ksieve.plan(rows=rows, width=width, k=k, device="cuda")
-        yield from itertools.product([plan], (False, True))
-    for plan in [*map(lavish_plan, LAVISH.values()), *map(long_plan, LONG.values())]:
-        yield from itertools.product([plan], (False, True))
-    for name, dtype in itertools.product(DIRECT, DTYPES):
-        plan = VARIANTS[name].plan(40, 9001, 500, dtype=dtype)
-        yield from ((plan, stats) for stats in (False, True))
-
-
 def both(plan, scores, lengths):
     """A plan's answers and counts, for whole rows and for these lengths."""
     return [Asked(plan, scores, call, stats=True) for call in ({}, {"lengths": lengths})]
@@ -78,11 +57,6 @@ def owner_width(name, planned):
     if name == "row":
         return 8192 if planned == MANY_SHORT else 32_808
     return 16_424
-
-
-def owner_plan(name, planned, dtype):
-    rows, width = len(material.NAMES), owner_width(name, planned)
-    return crowded(OWNERS[name], planned, rows, width, K, ctas=CTAS, dtype=dtype)
 
 
 def successions(rows, held, width):
@@ -100,37 +74,33 @@ def successions(rows, held, width):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("planned", PLANNED)
 @pytest.mark.parametrize("name", OWNERS)
-def test_rows_of_all_lengths_follow_each_other(name, planned, dtype, tally):
+@served.judged("{name}")
+def test_rows_of_all_lengths_follow_each_other(name, planned, dtype):
     """Lengths around the ring's size, and what a CTA fetches of its next row while it works on one."""
-    plan, cases = owner_plan(name, planned, dtype), []
     width = owner_width(name, planned)
+    plan = crowded(OWNERS[name], planned, len(material.NAMES), width, K, ctas=CTAS, dtype=dtype)
     bits = material.narrow(material.stack(width, K), dtype)
     lengths = successions(len(bits), plan.resident_width or 16_384, width).to(runner.DEVICE)
     for offset, padding in ((0, 0), (1, 3), (5, 2)):
         scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
-        cases.append(Asked(plan, scores, {"lengths": lengths}, stats=True))
-    served.judge(tally, name, cases)
+        yield Asked(plan, scores, {"lengths": lengths}, stats=True)
 
 
 # ---- columns -------------------------------------------------------------------------------------------------
 
 
-def widest_plan(extra):
-    """The widest rows whose columns hold 16-bit local indices, or one score more; of CTAs of 512 threads."""
-    shared = Variant("persistent-shared", "stream", many=MANY)
-    return shared.plan(2, (1 << 16) * 511 + extra, 2048)
-
-
 @pytest.mark.skipif(runner.HOST, reason="rows of 128 MiB")
 @pytest.mark.parametrize("extra", [0, 1])
-def test_places_in_columns_reach_the_end_of_the_widest_rows(extra, tally):
-    """The best scores lie at the end, where local indices are greatest."""
-    plan = widest_plan(extra)
+@served.judged("persistent-64")
+def test_places_in_columns_reach_the_end_of_the_widest_rows(extra):
+    """The best scores lie at the end, where local indices are greatest: 16-bit ones, or one score too far for them."""
+    shared = Variant("persistent-shared", "stream", many=MANY)
+    plan = shared.plan(2, (1 << 16) * 511 + extra, 2048)  # of CTAs of 512 threads
     assert dict(spec.kernel_spec(plan).defines)["KSIEVE_LOCAL_INDEX16"] == (extra == 0)
     scores = torch.randn(2, plan.problem.width, device=runner.DEVICE)
     scores[:, -6000:] += 9
     lengths = torch.tensor([plan.problem.width, plan.problem.width - 3], dtype=torch.int32, device=runner.DEVICE)
-    served.judge(tally, "persistent-64", [Asked(plan, scores, {"lengths": lengths})])
+    return [Asked(plan, scores, {"lengths": lengths})]
 
 
 # ---- every kind of boundary ---------------------------------------------------------------------------------
@@ -178,13 +148,14 @@ def around_boundaries(width, k):
 
 
 @pytest.mark.parametrize("name", SEEING_ALL)
-def test_every_kind_of_boundary(name, tally):
+@served.judged("{name}")
+def test_every_kind_of_boundary(name):
     """Admission at its very edge: counts tell a score more or less than the boundary from the next float."""
     width, k = 3003, 200
     bits = around_boundaries(width, k)
     scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=2)
     plan = SEEING_ALL[name].plan(len(bits), width, k, pitch=width + 2)
-    served.judge(tally, name, both(plan, scores, cut_by_some(bits)))
+    return both(plan, scores, cut_by_some(bits))
 
 
 def cut_by_some(bits):
@@ -196,7 +167,8 @@ def cut_by_some(bits):
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_few_threads_meet_all_candidates(name, tally):
+@served.judged("{name}")
+def test_few_threads_meet_all_candidates(name):
     """Batches of hits that no longer fit their thread's column go to the list, and some beyond its end."""
     width, k, together = 65_536, 1000, 64
     plan = VARIANTS[name].plan(8, width, k)
@@ -212,7 +184,7 @@ def test_few_threads_meet_all_candidates(name, tally):
     scores[1::2] = np.where(hits[1::2], np.sort(scores[1::2], axis=1)[:, ::-1], scores[1::2])  # the best come first
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE)
     for made in (plan, small_storage(plan, 1024)):
-        served.judge(tally, name, both(made, placed, cut_by_some(scores)))
+        yield from both(made, placed, cut_by_some(scores))
 
 
 # ---- far too many candidates --------------------------------------------------------------------------------
@@ -226,14 +198,11 @@ BETTER = 6000
 """Scores above a plateau that the boundary then is, of 65,536."""
 
 
-def lavish_plan(variant):
-    return small_storage(variant.plan(8, 65_536, 1000, columns=2), 1024)
-
-
 @pytest.mark.parametrize("name", LAVISH)
-def test_a_proposal_that_admits_many_times_what_can_be_stored(name, tally):
+@served.judged("{name}")
+def test_a_proposal_that_admits_many_times_what_can_be_stored(name):
     """The frontier is narrowed and scanned again; so too where all that is left is set apart, NaN among it."""
-    plan = lavish_plan(LAVISH[name])
+    plan = small_storage(LAVISH[name].plan(8, 65_536, 1000, columns=2), 1024)
     assert BETTER - plan.columns * plan.threads > 2 * plan.capacity, "the frontier fits"
     rng = np.random.default_rng(23)
     scores = rng.standard_normal((8, 65_536), dtype=np.float32)
@@ -243,7 +212,7 @@ def test_a_proposal_that_admits_many_times_what_can_be_stored(name, tally):
     scores[1] = np.sort(scores[1])[::-1]
     scores[2] = np.sort(scores[2])
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=2, padding=1)
-    served.judge(tally, name, both(plan, placed, cut_by_some(scores)))
+    return both(plan, placed, cut_by_some(scores))
 
 
 # ---- long lists ---------------------------------------------------------------------------------------------
@@ -257,15 +226,12 @@ LONG = {
 LONG_K, LONG_WIDTH, LONG_SPILL = 12_000, 33_000, 71_680
 
 
-def long_plan(variant):
-    plan = variant.plan(8, LONG_WIDTH, LONG_K)
-    return with_workspace(replace(plan, capacity=plan.shared_capacity + LONG_SPILL))
-
-
 @pytest.mark.parametrize("name", LONG)
-def test_a_list_that_the_last_cta_reads_where_it_was_published(name, tally):
+@served.judged("{name}")
+def test_a_list_that_the_last_cta_reads_where_it_was_published(name):
     """More candidates than are held on chip; too few, so that a band is added; plateaus; CTAs without a segment."""
-    plan = long_plan(LONG[name])
+    plan = LONG[name].plan(8, LONG_WIDTH, LONG_K)
+    plan = with_workspace(replace(plan, capacity=plan.shared_capacity + LONG_SPILL))
     rng = np.random.default_rng(31)
     scores = rng.standard_normal((8, LONG_WIDTH), dtype=np.float32)
     scores[1] = np.sort(scores[1])[::-1]
@@ -278,14 +244,12 @@ def test_a_list_that_the_last_cta_reads_where_it_was_published(name, tally):
         assert plan.columns * plan.threads + plan.shared_capacity < LONG_K, "all of them are on chip"
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=1, padding=3)
     short = torch.tensor([LONG_K + 1, LONG_K, 0, 20_000, 12_500, 32_999, 14_000, 1], dtype=torch.int32)
-    served.judge(tally, name, both(plan, placed, short.to(runner.DEVICE)))
+    return both(plan, placed, short.to(runner.DEVICE))
 
 
-HUGE = ((1, 8_500_000, 100), (3, 1_100_003, 3000))
-
-
-@pytest.mark.parametrize(("rows", "width", "k"), HUGE)
-def test_a_row_that_all_multiprocessors_share(rows, width, k, tally):
+@pytest.mark.parametrize(("rows", "width", "k"), [(1, 8_500_000, 100), (3, 1_100_003, 3000)])
+@served.judged("planned")
+def test_a_row_that_all_multiprocessors_share(rows, width, k):
     """More CTAs than powers of two, and a view that is made sparser: as planned."""
     if runner.HOST and rows == 1:
         pytest.skip("minutes without a GPU")
@@ -296,7 +260,7 @@ def test_a_row_that_all_multiprocessors_share(rows, width, k, tally):
     scores[0, width // 2 :] += np.float32(0.5)
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=1, padding=1)
     lengths = torch.tensor([width - 3 * k, width, 2 * k][:rows], dtype=torch.int32).to(runner.DEVICE)
-    served.judge(tally, "planned", both(plan, placed, lengths))
+    return both(plan, placed, lengths)
 
 
 # ---- coarse counts ------------------------------------------------------------------------------------------
@@ -318,13 +282,12 @@ def mixed(rows, width):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", DIRECT)
-def test_coarse_counts_of_special_values(name, dtype, tally):
+@served.judged("{name}")
+def test_coarse_counts_of_special_values(name, dtype):
     """Bins of rows whose scores mostly share one, of the fill behind a row, and of NaN whatever its sign."""
-    cases = []
     for width, k in ((9001, 500), (40_003, 500)):
         bits = material.narrow(mixed(40, width), dtype)
         for offset, padding in ((0, 0), (3, 1)):
             scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
             plan = runner.plan_for(VARIANTS[name], scores, k)
-            cases.append(Asked(plan, scores, {"lengths": cut_by_some(bits)}, stats=True))
-    served.judge(tally, name, cases)
+            yield Asked(plan, scores, {"lengths": cut_by_some(bits)}, stats=True)

@@ -32,14 +32,6 @@ CALLS = (
 CASES = [(*case, *SHAPES.get(case[0], (K, WIDTH))) for case in itertools.product(ALL, DTYPES, RANKINGS)]
 
 
-def kernels():
-    for name, dtype, ranking, k, width in CASES:
-        for asked in ({}, *calls_in_turn(name, dtype)):
-            options = served.options_of(asked | RANKINGS[ranking])
-            for plan in possible(ALL[name], 48, width, k, dtype=dtype, options=options):
-                yield plan, False
-
-
 def calls_in_turn(name, dtype):
     """Two calls with options for each variant and dtype, in turn."""
     number = list(ALL).index(name) + DTYPES.index(dtype)
@@ -64,23 +56,24 @@ def matrix(k, width, dtype, ranking):
 
 
 @pytest.mark.parametrize(("name", "dtype", "ranking", "k", "width"), CASES)
-def test_every_family(name, dtype, ranking, k, width, tally):
-    bits, call, cases = matrix(k, width, dtype, ranking), RANKINGS[ranking], []
+@served.judged("{name}")
+def test_every_family(name, dtype, ranking, k, width):
+    bits, call = matrix(k, width, dtype, ranking), RANKINGS[ranking]
     edges = [width, width - 1, k + 1, k, width * 5 // 8 + 1, width - 3, 0]
     lengths = torch.tensor((edges * len(bits))[: len(bits)], dtype=torch.int32, device=runner.DEVICE)
     for offset, padding, given in ((0, 0 if width % 4 == 0 else 3, {}), (1, 2, {"lengths": lengths})):
         scores = material.place(bits, dtype, runner.DEVICE, offset=offset, padding=padding)
         plan = served.plan_for(ALL[name], scores, k, call)
-        cases.append(Asked(plan, scores, call | given, runs=1))
+        yield Asked(plan, scores, call | given, runs=1)
         if ALL[name].policy is not None and not given:
-            cases.append(Asked(overflowing(plan, 512), scores, call, runs=1))
-    served.judge(tally, name, cases)
+            yield Asked(overflowing(plan, 512), scores, call, runs=1)
 
 
 @pytest.mark.parametrize(("name", "dtype", "ranking", "k", "width"), CASES)
-def test_options(name, dtype, ranking, k, width, tally):
+@served.judged("{name}")
+def test_options(name, dtype, ranking, k, width):
     bits = matrix(k, width, dtype, ranking)
-    scores, cases = material.place(bits, dtype, runner.DEVICE, offset=1, padding=5), []
+    scores = material.place(bits, dtype, runner.DEVICE, offset=1, padding=5)
     for keywords in calls_in_turn(name, dtype):
         call = keywords | RANKINGS[ranking]
         if "starts" in call:  # any of equal scores: the others are broken by position
@@ -89,14 +82,14 @@ def test_options(name, dtype, ranking, k, width, tally):
             call["starts"] = torch.from_numpy(starts.astype(np.int32)).to(runner.DEVICE)
         shape = (len(bits), width, k)
         for plan in possible(ALL[name], *shape, dtype=dtype, options=served.options_of(call)):
-            cases.append(Asked(plan, scores, call, runs=1))
-    served.judge(tally, name, cases)
+            yield Asked(plan, scores, call, runs=1)
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
 @pytest.mark.parametrize("name", ["persistent-64", "persistent-tied", "split-4", "persistent-peaks", "row", "cluster"])
-def test_statistics_are_the_model_s(name, ranking, tally):
+@served.judged("{name}")
+def test_statistics_are_the_model_s(name, ranking):
     bits = matrix(K, WIDTH, "float32", ranking)
     scores = material.place(bits, "float32", runner.DEVICE, offset=1, padding=3)
     plan = served.plan_for(ALL[name], scores, K, RANKINGS[ranking])
-    served.judge(tally, name, [Asked(plan, scores, RANKINGS[ranking], stats=True)])
+    return [Asked(plan, scores, RANKINGS[ranking], stats=True)]

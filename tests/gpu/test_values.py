@@ -6,8 +6,6 @@ of memory.
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -108,7 +106,10 @@ def plan_of(name, scores, k, call):
     return plan if plan.bins else None
 
 
-def asked(name, width, k, dtype):
+@pytest.mark.parametrize(("width", "k", "dtype"), CASES)
+@pytest.mark.parametrize("name", NAMES)
+@served.judged("values {name}")
+def test_slots_without_an_order(name, width, k, dtype):
     if name == "binned" and runner.HOST:
         width = 9001  # narrower rows are all of one length
     # A kernel each, which takes the emulator seconds: a third of them, in turn.
@@ -116,14 +117,3 @@ def asked(name, width, k, dtype):
         scores, call = scores_of(ROWS, width, k, dtype, form), call_of(form, ROWS, width, k)
         if plan := plan_of(name, scores, k, call):
             yield Asked(plan, scores, call)
-
-
-def kernels():
-    """Plans that these tests run, for the compile pool."""
-    yield from served.kernels(itertools.chain(*(asked(name, *case) for name in NAMES for case in CASES)))
-
-
-@pytest.mark.parametrize(("width", "k", "dtype"), CASES)
-@pytest.mark.parametrize("name", NAMES)
-def test_slots_without_an_order(name, width, k, dtype, tally):
-    served.judge(tally, f"values {name}", asked(name, width, k, dtype))

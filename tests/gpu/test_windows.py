@@ -44,17 +44,10 @@ def windows(ranking, dtype, padding):
     return scores, more | {name: each.to(runner.DEVICE, torch.int32) for name, each in bounds.items()}
 
 
-def made(ranking, dtype, padding):
+@pytest.mark.parametrize(("ranking", "dtype", "padding"), CASES)
+@served.judged("windows")
+def test_no_score_beside_a_window_is_selected(ranking, dtype, padding):
+    """A row is copied while the one before is selected."""
     scores, call = windows(ranking, dtype, padding)
     plan = served.plan_for(Variant("resident", "resident_block"), scores, K, call)
-    # A row is copied while the one before is selected.
-    return Asked(with_workspace(replace(plan, ctas=3)), scores, call)
-
-
-def kernels():
-    yield from served.kernels(made(*case) for case in CASES)
-
-
-@pytest.mark.parametrize(("ranking", "dtype", "padding"), CASES)
-def test_no_score_beside_a_window_is_selected(ranking, dtype, padding, tally):
-    served.judge(tally, "windows", [made(ranking, dtype, padding)])
+    return [Asked(with_workspace(replace(plan, ctas=3)), scores, call)]
