@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a machine with a GPU is asked to do, in steps that can be chosen; results and logs go to ${OUT:-out}.
-#   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (1 minute)
+#   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (2 minutes)
 #   scripts/gpu_session.sh suite       the GPU test suite (8 minutes); PYTEST="-k capture" narrows it. Its parts, for
 #                                      GPUs side by side: suite-kernels, -rows, -held[-aimed|-others], -half, -rankings,
 #                                      -callers, -serving, -tiles, -adapters, -options, -pairs, -blocks[-options],
@@ -33,14 +33,13 @@ quick() {
   logs=$(mktemp -d)
   names=${VARIANTS:-$($PYTHON -c 'from gpu.variants import VARIANTS; print(*VARIANTS)')}
   # One process each: a kernel that hangs or faults takes no other along.
-  printf '%s\n' $names | xargs -P "${JOBS:-8}" -I{} bash -c \
-    'timeout -k 5 ${SMOKE_SECONDS:-120} '"$PYTHON"' -m gpu.smoke {} >'"$logs"'/{} 2>&1; echo "exit $?" >>'"$logs"'/{}'
-  for name in $names; do cat "$logs/$name"; done >"$OUT/smoke.log"
+  export logs QUICK="tests/gpu/test_exact.py tests/gpu/test_stats.py" PYTHON
+  printf '%s\n' $names | KSIEVE_SUITE_COMPILED=1 KSIEVE_RESULTS_DIR=$logs xargs -P "${JOBS:-8}" -I{} bash -c \
+    'timeout -k 5 ${QUICK_SECONDS:-120} $PYTHON -m pytest -m gpu -q $QUICK -k "[{}] or [{}-4097]" >$logs/{} 2>&1 ||
+      echo "exit $?" >>$logs/{}'
   for name in $names; do
-    printf '%-20s %3d ok %3d failed  %s\n' "$name" "$(grep -c '^ok ' "$logs/$name")" \
-      "$(grep -c '^FAIL ' "$logs/$name")" "$(tail -1 "$logs/$name")"
-    grep -A2 -m2 '^FAIL ' "$logs/$name" | cut -c1-400
-    grep -q '^exit 0$' "$logs/$name" || { rc=1; grep -q '^FAIL ' "$logs/$name" || tail -4 "$logs/$name"; }
+    printf '%-20s %s\n' "$name" "$(grep -E '^exit|(passed|failed|errors?) .*in ' "$logs/$name" | xargs)"
+    grep -q '^exit' "$logs/$name" && { rc=1; grep -m2 '^E  ' "$logs/$name" | cut -c1-400; }
   done
   return $rc
 }
