@@ -1,4 +1,4 @@
-"""What callers hand over: arrays of no dimension, integers of 64 bits, negative pages, and calls at the end."""
+"""What callers hand over: arrays of no dimension, integers of 64 bits, and calls at the end."""
 
 from __future__ import annotations
 
@@ -67,18 +67,6 @@ def test_starts_of_64_bits(library, bound, bits):
     call = {"starts": starts, bound: bounds, "sorted": True}
     found = ksieve.topk(library(scores), k=K, **{n: library(v) if n != "sorted" else v for n, v in call.items()})
     oracle.assert_served(scores, K, call, {"indices": np.asarray(found)})
-
-
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
-def test_a_negative_page_is_none(backend, index_dtype):
-    """As a negative block of a block table: serving code looks for -1, and would read before its pool."""
-    table = np.array([[3, -1, 0, -64, 5], [-(2**31), 2, -1, -1, 1]], np.int32)
-    scores = np.random.default_rng(3).standard_normal((2, 20)).astype(np.float32)
-    call = {"page_table": table, "page_size": 4, "index_dtype": index_dtype}
-    found = ksieve.topk(scores, k=20, backend=backend, sorted="index", **call)
-    pages = np.where(table[:, :, None] < 0, -1, table[:, :, None].astype(np.int64) * 4 + np.arange(4)).reshape(2, 20)
-    assert found.tolist() == pages.tolist()
 
 
 AT_EXIT = """

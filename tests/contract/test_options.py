@@ -57,19 +57,6 @@ def test_statistics_are_the_models(policy):
             assert_served(inputs.scores, k, call, answer)
 
 
-@pytest.mark.extended
-@every_backend
-@pytest.mark.parametrize("tie_break", ["low", "high"])
-def test_ties_while_storage_tightens(backend, tie_break):
-    """Steps up, down and shuffled: storage fills over and over, each time with another plateau at its edge."""
-    steps = (np.arange(120_000) // 700).astype(np.float32)
-    x = np.stack([steps, steps[::-1], np.random.default_rng(3).permutation(steps), -np.abs(steps - 80)])
-    for k in (1, 699, 700, 2048, 5000):
-        for policy in ("direct", "quads-16"):
-            call = {"tie_break": tie_break, "sorted": "index"}
-            assert_served(x, k, call, serve_on(backend, x, k, call, policy=policy))
-
-
 @pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_what_ties_cost_is_counted(backend):
     """One more traversal for the highest where half of the storage might not hold the ties and what is better."""

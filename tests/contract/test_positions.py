@@ -55,21 +55,6 @@ def test_verify_refutes_by_positions():
             ksieve.verify(x, None, np.array([[5, 8]]), **bad)
 
 
-def test_any_rank_and_library():
-    torch = pytest.importorskip("torch")
-    x, own = scores(6), places(6)
-    flat = ksieve.topk(x, k=K, positions=own, deterministic=True)
-    counts = torch.zeros((2, 3), dtype=torch.int32)
-    found = ksieve.topk(
-        torch.from_numpy(x).reshape(2, 3, 40), k=K, positions=torch.from_numpy(own).reshape(2, 3, 40),
-        counts_out=counts, deterministic=True,
-    )  # fmt: skip
-    np.testing.assert_array_equal(found.reshape(6, K).numpy(), flat)
-    assert counts.tolist() == [[K] * 3] * 2
-    one = ksieve.topk(x[0], k=K, positions=own[0], deterministic=True)
-    np.testing.assert_array_equal(one, flat[0])
-
-
 def test_a_plan_with_positions():
     options = Options(positions=True, counts=True, order="index", tie_break="low")
     plan = ksieve.plan(rows=3, width=40, k=K, options=options)
