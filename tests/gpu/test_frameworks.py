@@ -83,25 +83,6 @@ def test_torch_compile_under_cuda_graphs(problem):
         assert_exact((shifted.cpu().numpy(), problem[1]), indices.cpu())
 
 
-def test_torch_export(problem):
-    scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
-
-    class Select(torch.nn.Module):
-        def forward(self, x, n):
-            return ksieve.topk(x, n, K)
-
-    program = torch.export.export(Select(), (scores, lengths))
-    assert "ksieve.topk" in str(program.graph)
-    assert_exact(problem, program.module()(scores, lengths).cpu())
-
-
-def test_operator_check(problem):
-    import ksieve.frontends.torch.ops  # noqa: F401
-
-    scores, lengths = (torch.from_numpy(x).cuda() for x in problem)
-    torch.library.opcheck(torch.ops.ksieve.topk.default, (scores, lengths, K), test_utils="test_faketensor")
-
-
 def test_cupy(problem):
     cupy = pytest.importorskip("cupy")
     scores, lengths = (cupy.asarray(x) for x in problem)

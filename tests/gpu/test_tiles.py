@@ -113,7 +113,6 @@ def calls_ahead():
         yield partial(test_full_lists_and_tiles_at_any_alignment, *case)
     yield from [partial(test_windows_and_own_k, long) for long in (False, True)]
     yield from [partial(test_a_graph_replays_with_other_rows, capacity) for capacity in CAPACITIES]
-    yield test_a_producer_may_obey_the_cutoff
 
 
 @pytest.mark.parametrize("ties", TIES)
@@ -232,14 +231,3 @@ def test_a_graph_replays_with_other_rows(capacity):
         out.fill_(runner.POISON)
         graph.replay()
         assert torch.equal(out, ksieve.topk(scores, lengths, k=K, deterministic=True)), seed
-
-
-def test_a_producer_may_obey_the_cutoff():
-    scores, lengths = rows_of("float32", 4)
-    running = ksieve.Running(ROWS, K, WIDTH, dtype=torch.float32, device="cuda", deterministic=True)
-    half = WIDTH // 2
-    running.push(scores[:, half:], half, lengths)
-    early = scores[:, :half].clone()
-    early[early < running.cutoff[:, None]] = np.nan
-    running.push(early, 0, lengths)
-    assert torch.equal(running.finish(), ksieve.topk(scores, lengths, k=K, deterministic=True))
