@@ -11,7 +11,7 @@ import torch
 
 from gpu import material, runner, served
 from gpu.served import Asked
-from gpu.variants import VARIANTS, possible, small_storage
+from gpu.variants import VARIANTS, small_storage
 from ksieve.core.policy import PAPER_64
 from ksieve.planning.families import QUEUED
 from ksieve.planning.memory import with_workspace
@@ -34,25 +34,6 @@ if runner.HOST:
     OVERFLOW = ((5003, 64),)
 
 
-def kernels():
-    """Plans that these tests run, for the compile pool."""
-    for variant, k, width in itertools.product(VARIANTS.values(), RANKS, WIDTHS):
-        yield from ((plan, False) for plan in possible(variant, 64, width, k))
-    for variant, k, width, dtype in itertools.product(
-        VARIANTS.values(), NARROW_RANKS, NARROW_WIDTHS, ("float16", "bfloat16")
-    ):
-        yield from ((p, False) for p in possible(variant, 64, width, k, dtype=dtype))
-    for launch, k, width, dtype in itertools.product(LAUNCHES, NARROW_RANKS, NARROW_WIDTHS, ("float16", "bfloat16")):
-        yield launch.plan(64, width, k, dtype, runner.PLANNED_FOR), False
-    for variant, (width, k) in itertools.product(VARIANTS.values(), OVERFLOW):
-        for plan in possible(variant, 64, width, k):
-            yield from ((overflowing(plan, spill), False) for spill in (0, 256))
-
-
-def overflowing(plan, spill):
-    return small_storage(plan, 256, spill if plan.family in QUEUED else 0)
-
-
 def layout(*what, vector=4):
     """Base offset and row padding: any combination, the same one every time."""
     drawn = zlib.crc32(repr(what).encode())
@@ -68,23 +49,21 @@ def matrix(width, k, dtype, offset, padding):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_float32(name, width, tally):
-    cases = []
+@served.judged("{name}")
+def test_float32(name, width):
     for k in RANKS:
         scores, lengths = matrix(width, k, "float32", *layout(name, width, k))
         plan = runner.plan_for(VARIANTS[name], scores, k)
-        cases += [Asked(plan, scores, given) for given in (lengths, {})]
-    served.judge(tally, name, cases)
+        yield from [Asked(plan, scores, given) for given in (lengths, {})]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_narrow_scores(name, dtype, tally):
-    cases = []
+@served.judged("{name}")
+def test_narrow_scores(name, dtype):
     for width, k in itertools.product(NARROW_WIDTHS, NARROW_RANKS):
         scores, lengths = matrix(width, k, dtype, *layout(name, width, k, dtype, vector=8))
-        cases.append(Asked(runner.plan_for(VARIANTS[name], scores, k), scores, lengths))
-    served.judge(tally, name, cases)
+        yield Asked(runner.plan_for(VARIANTS[name], scores, k), scores, lengths)
 
 
 LAUNCHES = tuple(
@@ -100,36 +79,33 @@ LAUNCHES = tuple(
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("launch", LAUNCHES, ids=[launch.name for launch in LAUNCHES])
-def test_batches_of_narrow_scores(launch, dtype, tally):
-    cases = []
+@served.judged("{launch.name}")
+def test_batches_of_narrow_scores(launch, dtype):
     for width, k in itertools.product(NARROW_WIDTHS, NARROW_RANKS[-2:]):
         scores, lengths = matrix(width, k, dtype, *layout(launch.name, width, k, dtype, vector=8))
         plan = launch.plan(*scores.shape, k, dtype, runner.PLANNED_FOR)
         plan = with_workspace(replace(plan, problem=replace(plan.problem, pitch=max(scores.stride(0), width))))
-        cases.append(Asked(plan, scores, lengths))
-    served.judge(tally, launch.name, cases)
+        yield Asked(plan, scores, lengths)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_storage_for_few_candidates(name, tally):
+@served.judged("{name}")
+def test_storage_for_few_candidates(name):
     """Frontiers beyond the storage: spilled, narrowed by rescans, or solved as one value."""
-    cases = []
     for (width, k), spill in itertools.product(OVERFLOW, (0, 256)):
         scores, lengths = matrix(width, k, "float32", 1, 2)
         plan = runner.plan_for(VARIANTS[name], scores, k)
         if not spill or plan.family in QUEUED:  # others spill nothing: the plan without spilling once more
-            cases += [Asked(overflowing(plan, spill), scores, given) for given in (lengths, {})]
-    served.judge(tally, name, cases)
+            plan = small_storage(plan, 256, spill)
+            yield from [Asked(plan, scores, given) for given in (lengths, {})]
 
 
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("offset", [0, 1, 2, 3])
-@pytest.mark.parametrize("padding", [0, 1, 2, 3])
-def test_every_alignment(offset, padding, tally):
+@served.judged("{name}")
+def test_every_alignment(name, offset):
     """All residues of base and pitch, each with lengths that end anywhere in a vector."""
-    for name, variant in VARIANTS.items():
-        cases = []
-        for width, k in ((4093, 100),) if runner.HOST else ((4093, 100), (40_002, 512)):
-            scores, _ = matrix(width, k, "float32", offset, padding)
-            lengths = torch.arange(len(scores), dtype=torch.int32, device=runner.DEVICE) % 9 + (width - 8)
-            cases.append(Asked(runner.plan_for(variant, scores, k), scores, {"lengths": lengths}, runs=1))
-        served.judge(tally, name, cases)
+    for padding, (width, k) in itertools.product(range(4), ((4093, 100), (40_002, 512))[: 1 if runner.HOST else 2]):
+        scores, _ = matrix(width, k, "float32", offset, padding)
+        lengths = torch.arange(len(scores), dtype=torch.int32, device=runner.DEVICE) % 9 + (width - 8)
+        yield Asked(runner.plan_for(VARIANTS[name], scores, k), scores, {"lengths": lengths}, runs=1)

@@ -63,16 +63,18 @@ def test_no_rows_and_no_scores():
 
 @pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 @pytest.mark.parametrize("name", VARIANTS)
-def test_more_than_two_to_the_31_elements(name, tally, huge):
-    served.judge(tally, name, [Asked(runner.plan_for(VARIANTS[name], huge, HUGE_K), huge, {}, runs=1)])
+@served.judged("{name}")
+def test_more_than_two_to_the_31_elements(name, huge):
+    return [Asked(runner.plan_for(VARIANTS[name], huge, HUGE_K), huge, {}, runs=1)]
 
 
 @pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
 @pytest.mark.parametrize("name", VARIANTS)
-def test_rows_further_apart_than_two_to_the_31_bytes(name, tally, huge):
+@served.judged("{name}")
+def test_rows_further_apart_than_two_to_the_31_bytes(name, huge):
     apart = huge.as_strided((4, 200_003), (577_000_001, 1), 3)
     lengths = torch.tensor([200_003, 150_000, 2049, 200_000], dtype=torch.int32, device="cuda")
-    served.judge(tally, name, [Asked(runner.plan_for(VARIANTS[name], apart, HUGE_K), apart, {"lengths": lengths})])
+    return [Asked(runner.plan_for(VARIANTS[name], apart, HUGE_K), apart, {"lengths": lengths})]
 
 
 @pytest.fixture(scope="module")

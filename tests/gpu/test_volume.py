@@ -23,12 +23,6 @@ WORKSPACE = 16 << 30
 """A forced split of so many rows would need hundreds of gigabytes: it gets as many rows as fit here, in bytes."""
 
 
-def kernels():
-    for variant in ALL.values():
-        for width, k in BATCHES:
-            yield from ((p, False) for p in possible(variant, 1000, width, k))
-
-
 def rows_of(variant: Variant, width: int, k: int) -> int:
     rows = ROWS
     while any(p.workspace_bytes > WORKSPACE for p in possible(variant, rows, width, k)):
@@ -60,7 +54,8 @@ def random_lengths(rows: int, width: int, k: int, generator: torch.Generator) ->
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "warp"])  # tests/gpu/test_narrow.py has its rows
-def test_many_rows(name, tally):
+@served.judged("{name}")
+def test_many_rows(name):
     generator = torch.Generator(device=runner.DEVICE)
     generator.manual_seed(sum(name.encode()))
     for width, k in BATCHES:
@@ -68,4 +63,4 @@ def test_many_rows(name, tally):
         rows = rows_of(ALL[name], width, k)
         scores = draw(pool, rows, generator).view(torch.float32)
         call = {"lengths": random_lengths(rows, width, k, generator)}
-        served.judge(tally, name, [Asked(runner.plan_for(ALL[name], scores, k), scores, call, runs=1)])
+        yield Asked(runner.plan_for(ALL[name], scores, k), scores, call, runs=1)
