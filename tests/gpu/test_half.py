@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import ksieve
-from gpu import material, runner, served, test_held
+from gpu import runner, served, test_held
 from gpu.served import Asked
 from gpu.test_bands import lengths_of
-from gpu.test_held import K, hard_rows, plans_of
+from gpu.test_held import K, hard_rows, plans_of, stacked
 from gpu.variants import banded
 from ksieve.planning import shapes
 from ksieve.planning.families import ONE_CTA
@@ -82,12 +82,6 @@ def rounded_rows(width):
         }
 
 
-def matrix(rows, dtype, offset=0, padding=0):
-    """Rows of a dtype, rounded to its nearest values."""
-    scores = torch.from_numpy(np.stack(list(rows.values())).astype(np.float32)).to(getattr(torch, dtype))
-    return material.place(scores.view(torch.int16), dtype, runner.DEVICE, offset=offset, padding=padding)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("family", "shape"), SHAPES, ids=IDS)
 @served.judged("{family}")
@@ -100,7 +94,7 @@ def test_rows_of_few_values(family, shape, dtype):
     several = (0, 3) if family in ONE_CTA else (0,)
     alignments = ((0, 0, {}), (1, 3, {}), (6, 1, {"lengths": lengths}), (0, 8, {"lengths": lengths}))
     for number, (offset, padding, call) in enumerate(alignments):
-        scores = matrix(rows, dtype, offset, padding)
+        scores = stacked(rows.values(), offset, padding, dtype)
         # An emulated launch takes a second: each number of CTAs with and without lengths.
         for ctas in several[number % len(several) :][:1] if runner.HOST else several:
             plan = plan_of(family, shape, dtype, count, **({"ctas": ctas} if ctas else {}))
@@ -125,7 +119,7 @@ def test_k_about_the_ends_of_a_value(family, shape, dtype, levels):
     rows = rows_of_levels(width)
     beyond = {int((rows["levels"] > level).sum()) for level in levels[: 1 if runner.HOST else None]}
     ks = sorted({k + step for k in beyond for step in (-1, 0, 1, 2) if 0 < k + step < width} | {1, width - 1})
-    scores = matrix(rows, dtype)
+    scores = stacked(rows.values(), dtype=dtype)
     return [Asked(plan, scores, {}, runs=1) for plan in plans_of(family, in_dtype(family, shape, dtype), 2, ks, dtype)]
 
 
@@ -146,33 +140,9 @@ def test_options_of_rows_of_few_values(family, shape, dtype, asked):
     if "starts" in call:
         starts = np.arange(count) * call["starts"]
         call["starts"] = torch.from_numpy(starts.astype(np.int32)).to(runner.DEVICE)
-    options, scores = served.options_of(call), matrix(rows, dtype)
+    options, scores = served.options_of(call), stacked(rows.values(), dtype=dtype)
     plans = plans_of(family, in_dtype(family, shape, dtype), count, dtype=dtype, options=options)
     return [Asked(plan, scores, call) for plan in plans]
-
-
-LISTED = [(dtype, shape) for dtype in DTYPES for shape in KNOWN[dtype].get("register_block", ())]
-
-
-@pytest.mark.parametrize(("dtype", "shape"), LISTED, ids=[f"{d}-{s.resident_width}" for d, s in LISTED])
-@served.judged("register_block")
-def test_bins_of_registers_with_more_than_are_ranked(dtype, shape):
-    """A coarse bin with one value, with two, and with as many as it has."""
-    width, rng = shape.resident_width, np.random.default_rng(15)
-    most = min(shape.threads // 2, 256)  # kernels/register/select.cuh, kRankListMax
-    k = 2 * most + 100
-    rows = {}
-    for count in (1, 33, most - 1, most, most + 1, 2 * most):
-        for wanted in {1, count // 2, count} - {0}:
-            for values in (1, 2, 4):
-                scores = rng.uniform(0, 0.9, width)
-                place = rng.permutation(width)
-                scores[place[: k - wanted]] = rng.uniform(1.05, 9, k - wanted)
-                scores[place[k - wanted : k - wanted + count]] = 1 + rng.integers(0, values, count) * 2.0**-7
-                rows[f"{count} {wanted} {values}"] = scores
-                rows[f"-{count} {wanted} {values}"] = -1 / np.maximum(scores, 1e-3)
-    plan = plan_of("register_block", shape, dtype, len(rows), k=k)
-    return [Asked(plan, matrix(rows, dtype, *place), {}) for place in ((0, 0), (3, 1))]
 
 
 @pytest.mark.skipif(runner.PLANNED_FOR.capability < (9, 0), reason="no such families")
@@ -186,7 +156,7 @@ def test_as_many_slots_as_are_collected_on_chip(dtype):
     plans = [ksieve.plan(**asked, k=k) for k in (most - 8, most, most + 1)]
     plans = [plan for plan in plans if plan.family == "resident_cluster"]
     assert len(plans) >= 2
-    scores = matrix({"equal": np.full(width, 3)}, dtype)
+    scores = stacked([np.full(width, 3)], dtype=dtype)
     return [Asked(plan, scores, {}, runs=1) for plan in plans]
 
 
@@ -200,4 +170,4 @@ def test_rows_of_every_length_in_several_launches(dtype):
     plan = banded(count, width, K, ctas=2, dtype=dtype)
     for offset, seed in ((0, 3), (1, 4)):
         call = {"lengths": lengths_of(width, count, seed)}
-        yield Asked(plan, matrix(rows, dtype, offset, 3), call, runs=1)
+        yield Asked(plan, stacked(rows.values(), offset, 3, dtype), call, runs=1)

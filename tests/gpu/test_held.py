@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -90,9 +91,10 @@ def hard_rows(width):
         }
 
 
-def stacked(rows, offset=0, padding=0):
-    bits = np.ascontiguousarray(np.stack(list(rows)).astype(np.float32)).view(np.int32)
-    return material.place(bits, "float32", runner.DEVICE, offset=offset, padding=padding)
+def stacked(rows, offset=0, padding=0, dtype="float32"):
+    """Rows of a dtype, rounded to its nearest values, on the device."""
+    scores = torch.from_numpy(np.stack(list(rows)).astype(np.float32)).to(getattr(torch, dtype))
+    return material.place(scores.view(material.ITEM[dtype]), dtype, runner.DEVICE, offset=offset, padding=padding)
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -243,27 +245,34 @@ def test_what_ctas_tell_each_other_is_zero_again(shape, tally):
     tally.judge("cooperative", 2 * count, wrong)
 
 
-REGISTERS = RESIDENT["register_block"]
+REGISTERS = [
+    (dtype, dataclasses.replace(shape, **ANY_ROWS))
+    for dtype in ("float32", "float16", "bfloat16")
+    for shape in shapes.of(runner.PLANNED_FOR, dtype).resident.get("register_block", ())
+]
 
 
-@pytest.mark.parametrize("shape", REGISTERS, ids=[str(shape.resident_width) for shape in REGISTERS])
+@pytest.mark.parametrize(("dtype", "shape"), REGISTERS, ids=[f"{d}-{s.resident_width}" for d, s in REGISTERS])
 @served.judged("register_block")
-def test_bins_as_full_as_are_ranked(shape):
+def test_bins_as_full_as_are_ranked(dtype, shape):
     """As many scores in the k-th one's coarse bin as are ranked at once, and more: all of it is wanted, or a part."""
     width, rng = shape.resident_width, np.random.default_rng(12)
     most = min(shape.threads // 2, 256)  # kernels/register/select.cuh, kRankListMax
     k = 2 * most + 100
+    # How many values there are in a bin: with 16 bits one, two, and as many as it has.
+    step, different = (2.0**-23, (1 << 17,)) if dtype == "float32" else (2.0**-7, (1, 2, 4))
     rows = []
-    for count in (1, 2, 31, 32, 33, 63, 64, 65, most - 1, most, most + 1, 2 * most):
+    for count, values in itertools.product(
+        (1, 2, 31, 32, 33, 63, 64, 65, most - 1, most, most + 1, 2 * most), different
+    ):
         for wanted in {1, count // 2, count - 1, count} - {0}:
-            for sign in (1, -1):
-                # In a bin: some are equal, and the most beyond it are next to it.
-                scores = np.where(rng.random(width) < 0.5, 0.75, rng.uniform(0, 0.98, width))
-                place = rng.permutation(width)
-                scores[place[: k - wanted]] = rng.uniform(1.05, 9, k - wanted)
-                within = 1 + rng.integers(0, 1 << 17, count) * 2.0**-23
-                within[rng.random(count) < 0.2] = 1 + 2.0**-9
-                scores[place[k - wanted : k - wanted + count]] = within
-                rows.append(scores if sign > 0 else -1 / np.maximum(scores, 1e-3))
-    plan = plan_of("register_block", shape, len(rows), k=k)
-    return [Asked(plan, stacked(rows, *place), {}) for place in ((0, 0), (3, 1))]
+            # In a bin: some are equal, and the most beyond it are next to it.
+            scores = np.where(rng.random(width) < 0.5, 0.75, rng.uniform(0, 0.98, width))
+            place = rng.permutation(width)
+            scores[place[: k - wanted]] = rng.uniform(1.05, 9, k - wanted)
+            within = 1 + rng.integers(0, values, count) * step
+            within[rng.random(count) < 0.2] = 1 + values // 8 * step
+            scores[place[k - wanted : k - wanted + count]] = within
+            rows += [scores, -1 / np.maximum(scores, 1e-3)]
+    plan = plan_of("register_block", shape, len(rows), k, dtype)
+    return [Asked(plan, stacked(rows, *place, dtype), {}) for place in ((0, 0), (3, 1))]

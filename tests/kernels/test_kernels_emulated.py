@@ -43,12 +43,12 @@ PARTS = {
     # 16-bit rows, in which many scores share the k-th value
     "h200 half": {
         "half": (
-            12,
+            10,
             "few_values and (register_block-4096 and bfloat16 or resident_block-16384-1x256 and not bfloat16)"
             " or about_the_ends and (resident_cluster-16384-4 or resident_grid-262144)"
-            " or options_of and (register_block-4096 or resident_cluster-16384-4)"
-            " or more_than_are_ranked and 8192",
+            " or options_of and (register_block-4096 or resident_cluster-16384-4)",
         ),
+        "held": (2, "full_as_are_ranked and 16-8192"),
         "bands": (2, "without_a_row and (10000 or 65536)"),
     },
     "h200 options and warps": {
