@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import chain_checks  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 
@@ -19,16 +21,12 @@ def _needs_fp8():
 
 
 def test_the_kernel_computes_the_formula():
-    import chain_checks
-
     chain_checks.check_all("cuda")
     chain_checks.check("cuda", 9, 64, 128, 20_001, pitch=20_004)
     chain_checks.check("cuda", 9, 64, 128, 20_001, pitch=20_004, masked=True)
 
 
 def test_the_epilogue_keeps_what_candidates_ask_for():
-    import chain_checks
-
     chain_checks.check_candidates("cuda")
     chain_checks.check_candidates("cuda", queries=70, width=20_001, k=300, capacity=4096, seed=1)
     chain_checks.check_ways("cuda")
@@ -36,8 +34,6 @@ def test_the_epilogue_keeps_what_candidates_ask_for():
 
 
 def test_the_producer_that_the_guide_shows():
-    import chain_checks
-
     chain_checks.check_example("cuda")
     chain_checks.check_example("cuda", rows=300, width=70_000, k=2048, tile=16_384)
 

@@ -20,18 +20,25 @@ LAYOUTS = (ranks.Contiguous(), ranks.Interleaved(1), ranks.Interleaved(64))
 SCHEDULES = (None, ranks.Pairs(), ranks.Samples(8), ranks.Samples(32), ranks.Digits(8))
 
 
-def worker(rank, world, folder, scenario):
+def worker(rank, world, folder, name):
     torch.cuda.set_device(rank)
     torch.distributed.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    globals()[scenario](rank, world)
+    globals()[name].scenario(rank, world)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
-def spawn(scenario, world=None):
-    with tempfile.TemporaryDirectory() as folder:
-        world = world or torch.cuda.device_count()
-        torch.multiprocessing.spawn(worker, (world, folder, scenario), world)
+def on_every_gpu(scenario):
+    """Make a test of what each rank does."""
+
+    @several
+    def test():
+        with tempfile.TemporaryDirectory() as folder:
+            world = torch.cuda.device_count()
+            torch.multiprocessing.spawn(worker, (world, folder, scenario.__name__), world)
+
+    test.scenario = scenario
+    return test
 
 
 def whole_rows(seed, rows, width, dtype, kind):
@@ -72,18 +79,12 @@ def test_kernels_equal_the_operations_on_one_gpu(layout, schedule):
             assert rank_cases.check_kernels(layout, schedule, kind, "cuda", rows)
 
 
-@several
-def test_every_layout_and_schedule():
-    spawn("every_layout_and_schedule")
-
-
-def every_layout_and_schedule(rank, world):
+@on_every_gpu
+def test_every_layout_and_schedule(rank, world):
     for number, dtype in enumerate((torch.float32, torch.float16, torch.bfloat16)):
         for kind in ("normal", "few values", "not finite"):
             x = whole_rows(number, 37, 40_000, dtype, kind)
-            lengths = (
-                torch.randint(-1, x.shape[1] + 2, (37,), generator=torch.Generator().manual_seed(number)).int().cuda()
-            )
+            lengths = lengths_of(number, x)
             for ties, largest in (("low", True), ("high", False)):
                 options = {"tie_break": ties, "largest": largest, "nan": ("last", "highest")[number % 2]}
                 right = ksieve.topk(x, lengths, 2048, sorted="index", **options)
@@ -99,12 +100,8 @@ def every_layout_and_schedule(rank, world):
                         assert torch.equal(found, wanted) and torch.equal(counts, many), (dtype, kind, layout, schedule)
 
 
-@several
-def test_global_output_and_pages():
-    spawn("global_output_and_pages")
-
-
-def global_output_and_pages(rank, world):
+@on_every_gpu
+def test_global_output_and_pages(rank, world):
     x = whole_rows(7, 9, 30_000, torch.float32, "few values")
     right = ksieve.topk(x, k=300, sorted="index", tie_break="low")
     for schedule in SCHEDULES:
@@ -124,12 +121,8 @@ def global_output_and_pages(rank, world):
         assert torch.equal(found, wanted.int()) and torch.equal(counts, many)
 
 
-@several
-def test_a_thousand_replays_of_a_graph():
-    spawn("a_thousand_replays_of_a_graph")
-
-
-def a_thousand_replays_of_a_graph(rank, world):
+@on_every_gpu
+def test_a_thousand_replays_of_a_graph(rank, world):
     rows, width, k = 16, 20_000, 512
     for schedule in (ranks.Pairs(), ranks.Samples(16)):
         plan = ranks.plan(
@@ -156,12 +149,8 @@ def a_thousand_replays_of_a_graph(rank, world):
         del graph
 
 
-@several
-def test_ranks_that_disagree():
-    spawn("ranks_that_disagree")
-
-
-def ranks_that_disagree(rank, world):
+@on_every_gpu
+def test_ranks_that_disagree(rank, world):
     """With plans whose messages are alike, eager and in graphs; a rank that fails; and without a plan."""
     rows, width, k = 12, 20_000, 512
     x = whole_rows(5, rows, width, torch.float32, "few values")
