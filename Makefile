@@ -7,6 +7,8 @@ VENV   ?= .venv
 EXTRAS ?= test,dev,docs,torch,cuda,jax
 # Extra arguments of pytest, e.g. `make test PYTEST="-k keys -x"`.
 PYTEST ?= -n 2 --dist worksteal
+# What `test-all` installs once for all targets of a step, which side by side would disturb each other's installations.
+WITH   ?=
 
 BIN  := $(VENV)/bin
 comma := ,
@@ -26,12 +28,12 @@ demo: $(VENV)/.installed  ## install both distributions with base dependencies, 
 test: $(VENV)/.with-test  ## install the test dependencies, test every package of the library (3 minutes on two cores)
 	$(BIN)/python -m pytest --part first $(PYTEST)
 
-# One run shows everything that is wrong. What takes one core or the network comes first, two at a time; the suite comes
-# last, so that its closing line is the last thing of a good run.
-test-all: $(VENV)/.with-$(EXTRAS)  ## the rest: extras, lint, site, wheel, lowest versions, machine code, emulated kernels
+# One run shows everything that is wrong. What takes one core or the network comes first, two at a time, the extras beside
+# the lowest versions; the suite comes last, so that its closing line is the last thing of a good run.
+test-all: $(BIN)/python  ## the rest: extras, lint, site, wheel, lowest versions, machine code, emulated kernels
 	@failed=; step() { printf '\n=== make %s (%s)\n' "$$*" "$$(date +%T)"; \
 	  $(MAKE) --no-print-directory --keep-going "$$@" || failed="$$failed; make $$*"; }; \
-	step --jobs=2 --output-sync=target floors-ready check site wheel; \
+	step --jobs=2 --output-sync=target floors-ready check site wheel WITH=$(EXTRAS); \
 	step test-floors; rm -rf $(VENV)-floors; \
 	step cubins; step cubins CUDA=12 SAMPLE=1 ONLY=sm_90a; rm -rf $(VENV)-cuda12; \
 	step test-rest; \
@@ -82,11 +84,11 @@ endif
 sanitize:  ## run every kernel under compute-sanitizer with $(PYTHON): memcheck, racecheck, synccheck
 	PYTHON=$(PYTHON) scripts/gpu_session.sh sanitize
 
-wheel: $(VENV)/.installed  ## build the wheels in a folder that goes, check their contents
+wheel: $(VENV)/$(if $(WITH),.with-$(WITH),.installed)  ## build the wheels in a folder that goes, check their contents
 	@folder=$$(mktemp -d) && $(BIN)/python -m pip wheel . ./lab --no-deps --quiet --wheel-dir "$$folder" && \
 	  $(BIN)/python scripts/check_wheel.py "$$folder"; status=$$?; rm -rf "$$folder"; exit $$status
 
-check: $(VENV)/.with-dev  ## lint, formatting, spelling, types
+check: $(VENV)/.with-$(or $(WITH),dev)  ## lint, formatting, spelling, types
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
@@ -105,7 +107,7 @@ endif
 docs: $(VENV)/.with-dev  ## regenerate every measured number in README and docs/
 	$(BIN)/python scripts/generate_docs.py
 
-site: $(VENV)/.with-docs  ## build the documentation with search into docs/_build/html; warnings are errors
+site: $(VENV)/.with-$(or $(WITH),docs)  ## build the documentation with search into docs/_build/html; warnings are errors
 	$(BIN)/python -m sphinx -b html -E -W --keep-going -q docs docs/_build/html
 
 bench-cpu: $(VENV)/.installed  ## measure the CPU backend into benchmarks/results/ (minutes)
