@@ -5,6 +5,7 @@ With `HOST` (environment KSIEVE_GPU_EMULATED=1) the kernels run on the CPU (`emu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,18 @@ def dirty_workspace(plan: Plan) -> object:
     size, slack = max(plan.workspace_bytes, 1), 256 if HOST else 0  # host memory is aligned to less
     dirt = torch.full((size + slack,), 0xAB, dtype=torch.uint8, device=DEVICE)
     return plan.workspace(on_device(dirt[-dirt.data_ptr() % 256 :] if slack else dirt))
+
+
+def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of a call, which is made once before for its kernels, and what the call in the graph returns."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        return graph, call()
 
 
 def to_numpy(scores: torch.Tensor) -> np.ndarray:

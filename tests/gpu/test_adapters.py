@@ -51,14 +51,7 @@ def test_captured_and_replayed(case, shape, dtype, tally):
     """One capture serves other scores, lengths, windows, tables and offsets; outputs are poisoned in between."""
     width, k = SHAPES[shape]
     tensors = cases.to_tensors(cases.make(case, 3, width, k, dtype), dtype, "cuda")
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        case.call(tensors, k)  # loads the kernels
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = case.call(tensors, k)
+    graph, outputs = runner.captured(lambda: case.call(tensors, k))
     for seed in (4, 5, 6):
         arrays = cases.make(case, seed, width, k, dtype)
         cases.refill(tensors, arrays)
@@ -118,9 +111,7 @@ def test_a_graph_captured_after_short_rows_sees_long_ones():
         vllm.persistent_topk(x, n, out, None, 512, bound)
         for row in range(4):
             cases.same(out[row].cpu().numpy(), cases.best(x[row].cpu().numpy(), 0, min(length, 1024), 512))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        vllm.persistent_topk(x, n, out, None, 512, 1000)
+    graph, _ = runner.captured(lambda: vllm.persistent_topk(x, n, out, None, 512, 1000))
     for length in (1000, 70_000):
         n.fill_(length)
         graph.replay()

@@ -171,10 +171,8 @@ def test_a_graph_replays_with_other_content(name, tally):
     out, buffer = output(torch.int32, K)
     plan = ALL[name].plan(TOKENS * HEADS, WIDTH, K)
     workspace = plan.workspace()
-    ksieve.topk(x, lengths.expand(TOKENS, HEADS), plan=plan, out=out, workspace=workspace)  # loads the kernel
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        ksieve.topk(x, lengths.expand(TOKENS, HEADS), plan=plan, out=out, workspace=workspace)
+    given = {"plan": plan, "out": out, "workspace": workspace}
+    graph, _ = runner.captured(lambda: ksieve.topk(x, lengths.expand(TOKENS, HEADS), **given))
     for turn in range(20):
         x.copy_(torch.randn(x.shape, device="cuda"))
         lengths.random_(-5, WIDTH + 20)

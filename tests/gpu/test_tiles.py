@@ -217,13 +217,7 @@ def test_a_graph_replays_with_other_rows(capacity):
         push(running, scores, left, 8192)
         running.finish(out=out)
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        select()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        select()
+    graph, _ = runner.captured(select)
     for seed in range(1, 30):
         fresh, valid = rows_of("float32", seed)
         scores.copy_(fresh)

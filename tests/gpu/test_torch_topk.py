@@ -107,14 +107,7 @@ def test_forward_and_backward_in_a_cuda_graph():
     def step():
         return torch.autograd.grad(ksieve.torch.topk(x, 50).values.square().sum(), x)[0]
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        found = step()
+    graph, found = runner.captured(step)
     for seed in range(3):
         with torch.no_grad():
             x.copy_(torch.randn(8, 5000, generator=torch.Generator().manual_seed(seed)))
