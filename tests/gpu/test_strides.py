@@ -82,13 +82,14 @@ def output(dtype, columns):
     return inside.transpose(0, 1), held
 
 
-def run(name, plan_of, dtype="float32", layout="transposed", width=WIDTH):
+def run(name, planned, dtype, layout):
     """Run a call on strided arrays; compare with the CPU's answer for contiguous copies."""
+    width = min(WIDTH, 2000) if planned == "warp" else WIDTH  # a warp holds no wider row
     x, call = scores(dtype, layout, width), CALLS[name](width)
     keywords = {key: value for key, value in call.items() if key in arguments.NAMES}
     wanted = {"out": getattr(torch, call.get("index_dtype", "int32"))}
     wanted |= {key: x.dtype if key == "values_out" else torch.int32 for key in ("values_out", "raw_out") if key in call}
-    plan = plan_of(TOKENS * HEADS, width, K, dtype=dtype, options=served.options_of(call))
+    plan = PLANS[planned](TOKENS * HEADS, width, K, dtype=dtype, options=served.options_of(call))
     outputs = {n: output(kind, plan.problem.columns) for n, kind in wanted.items()}
     if "counts_out" in call:
         outputs["counts_out"] = output(torch.int32, 0)
@@ -120,36 +121,23 @@ def strided_on_device(x):
     return memory.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
+PLANS = {name: ALL[name].plan for name in NAMES}
+PLANS |= {"one_cta": Variant("resident", "resident_block").plan, "binned": banded}
 CASES = [(call, name, "float32", "transposed") for call in CALLS for name in NAMES if name not in REFUSED.get(call, ())]
+CASES += [(call, "one_cta", "float32", "transposed") for call in ("plain", "windows", "offsets")]
 CASES += [("lengths", name, dtype, layout) for name in ("persistent-64", "split-4", "row", "cluster")
           for dtype, layout in (("bfloat16", "padded"), ("float16", "expanded"))]  # fmt: skip
-
-
-def width_of(name):
-    return min(WIDTH, 2000) if name == "warp" else WIDTH  # a warp holds no wider row
+CASES.append(("lengths", "binned", "float32", "transposed"))
 
 
 def calls_ahead():
-    for call, name, *more in CASES:
-        yield partial(run, call, ALL[name].plan, *more, width_of(name))
-    yield partial(run, "lengths", banded)
+    yield from [partial(run, *case) for case in CASES]
 
 
 @pytest.mark.parametrize(("call", "name", "dtype", "layout"), CASES)
 def test_every_family(call, name, dtype, layout, tally):
-    run(call, ALL[name].plan, dtype, layout, width_of(name))
+    run(call, name, dtype, layout)
     tally.add(name, TOKENS * HEADS, [])
-
-
-def test_rows_on_one_cta(tally):
-    for call in ("plain", "windows", "offsets"):
-        run(call, Variant("resident", "resident_block").plan)
-        tally.add(call, TOKENS * HEADS, [])
-
-
-def test_rows_that_are_binned_by_their_lengths(tally):
-    run("lengths", banded)
-    tally.add("binned", TOKENS * HEADS, [])
 
 
 def test_no_slots():
