@@ -162,19 +162,6 @@ def kernels(asked: Iterable[Asked]) -> Iterator[tuple[Plan, bool]]:
         yield from [(one.plan, True)] * one.stats
 
 
-def judge(tally: Any, name: str, asked: Iterable[Asked]) -> None:
-    """Run the cases of a test."""
-    wrong, rows, stats_rows = [], 0, 0
-    for number, (plan, scores, call, stats, runs) in enumerate(asked):
-        ready = Served(plan, scores, call)
-        found = check(ready, runs=runs) + (compare_stats(ready) if stats else [])
-        told = {key: value for key, value in call.items() if not isinstance(value, torch.Tensor)}
-        wrong += [f"case {number}, {plan.family}, k={plan.problem.k}, {told}: {text}" for text in found[:3]]
-        rows += len(scores)
-        stats_rows += len(scores) * stats
-    tally.judge(name, rows, wrong, stats_rows=stats_rows)
-
-
 def judged(name: str) -> Callable[[Callable[..., Iterable[Asked]]], Callable[..., None]]:
     """Make a test of a function that returns cases, as ``cases`` of the test: kernels are compiled ahead from these.
 
@@ -184,7 +171,15 @@ def judged(name: str) -> Callable[[Callable[..., Iterable[Asked]]], Callable[...
     def test_of(cases: Callable[..., Iterable[Asked]]) -> Callable[..., None]:
         @functools.wraps(cases)
         def test(tally: Any, **given: Any) -> None:
-            judge(tally, name.format(**given), cases(**given))
+            wrong, rows, stats_rows = [], 0, 0
+            for number, (plan, scores, call, stats, runs) in enumerate(cases(**given)):
+                ready = Served(plan, scores, call)
+                found = check(ready, runs=runs) + (compare_stats(ready) if stats else [])
+                told = {key: value for key, value in call.items() if not isinstance(value, torch.Tensor)}
+                wrong += [f"case {number}, {plan.family}, k={plan.problem.k}, {told}: {text}" for text in found[:3]]
+                rows += len(scores)
+                stats_rows += len(scores) * stats
+            tally.judge(name.format(**given), rows, wrong, stats_rows=stats_rows)
 
         own = inspect.signature(cases).parameters.values()
         tally = inspect.Parameter("tally", inspect.Parameter.KEYWORD_ONLY)
@@ -192,11 +187,6 @@ def judged(name: str) -> Callable[[Callable[..., Iterable[Asked]]], Callable[...
         return test
 
     return test_of
-
-
-def exact(plan: Plan, scores: torch.Tensor, lengths: torch.Tensor | None = None, *, runs: int = 2) -> list[str]:
-    """What is wrong with a plain call."""
-    return check(Served(plan, scores, {} if lengths is None else {"lengths": lengths}), runs=runs)
 
 
 def compare_stats(served: Served, *, host: bool = False) -> list[str]:
