@@ -13,6 +13,7 @@ import pytest
 import ksieve
 import ksieve_lab
 from ksieve.core.errors import ArgumentError
+from ksieve.core.policy import SamplingPolicy
 from ksieve.planning.devices import DEVICES
 
 torch = pytest.importorskip("torch")
@@ -40,6 +41,8 @@ TAKEN = {
     | set(product(["num_rows"], ["2**31", "2**62", "2**70", "5,000 digits", "-5,000 digits", "numpy uint64", "minus"]))
     | {("num_rows", "zero")},
     "Options": {("force_first", "zero"), ("force_last", "zero")},
+    "SamplingPolicy": set(product(["policy.margin", "policy.rescue_margin", "policy.sigmas"], ["float", "numpy float"]))
+    | {("policy.sigmas", "zero")},
     "plan": {("rows", "zero"), ("width", "zero"), ("pitch", "zero"), ("pitch", "2**31")},
     "verify": {
         ("force_first", "zero"),
@@ -129,6 +132,25 @@ def test_record_names_odd_values(tmp_path, monkeypatch):
 
 def test_options_name_odd_values():
     assert not faults("Options", ksieve.Options.__dataclass_fields__, lambda n, v: ksieve.Options(**{n: v}))
+
+
+def test_policies_name_odd_numbers():
+    def run(name, value):
+        SamplingPolicy(**{"name": "odd", "stride": 4, name.removeprefix("policy."): value})
+
+    numbers = ("stride", "group", "margin", "rescue_margin", "sigmas", "min_rank")
+    assert not faults("SamplingPolicy", [f"policy.{name}" for name in numbers], run)
+
+
+@pytest.mark.parametrize("fields", [{"peaks": "yes"}, {"boundary": ["coarse"]}, {"name": ["x"]}, {"name": "\x1b[2J"}])
+def test_policies_name_other_odd_fields(fields):
+    with pytest.raises(ArgumentError, match=rf"^policy\.{next(iter(fields))}: "):
+        SamplingPolicy(**{"name": "odd", "stride": 4, "group": 4, **fields})
+
+
+def test_numbers_of_numpy_are_kept_as_python_numbers():
+    policy = SamplingPolicy("n", np.int64(64), margin=np.float32(1.5))
+    assert type(policy.stride) is int and type(policy.margin) is float
 
 
 ODDEST = [Unfriendly(), 10**5000, [10**5000], "a\x1b[2J\nb", "é" * 500, [1] * 10**6]

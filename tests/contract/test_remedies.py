@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -52,6 +53,11 @@ def test_a_last_stride_other_than_one_says_how_to_make_it_one(library, remedy):
 def test_keywords_of_other_libraries_say_what_to_write(keyword, value, remedy):
     with pytest.raises(TypeError, match=rf"^topk\(\) got an unexpected keyword argument '{keyword}': .*{remedy}"):
         ksieve.topk(SCORES, k=3, **{keyword: value})
+
+
+def test_a_k_in_the_place_of_lengths_is_told_where_it_goes():
+    with pytest.raises(ArgumentError, match=r"^lengths: got int; takes .*did you mean k=16\?"):
+        ksieve.topk(SCORES, 16)
 
 
 def test_verify_takes_the_answer_as_a_keyword():
@@ -124,3 +130,13 @@ def test_types_are_named_as_one_imports_them():
         ksieve.topk(SCORES, k=3, plan=SCORES)
     with pytest.raises(ArgumentError, match=r"^k: got numpy\.float64 2\.0; takes"):
         ksieve.topk(SCORES, k=np.float64(2))
+
+
+def test_jax_never_narrows_int64(monkeypatch):
+    class JaxArray(np.ndarray):
+        __module__ = "jaxlib"
+
+    jax = types.SimpleNamespace(config=types.SimpleNamespace(jax_enable_x64=False))
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    with pytest.raises(ArgumentError, match=r"^index_dtype: .*jax_enable_x64"):
+        ksieve.topk(np.zeros((2, 64), np.float32).view(JaxArray), k=4, index_dtype="int64")
