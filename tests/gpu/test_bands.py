@@ -1,4 +1,4 @@
-"""Rows dealt to several launches by their length: every band and its borders, what callers may ask for, replays."""
+"""Rows dealt to several launches by their length: every band and its borders, and what callers may ask for."""
 
 from __future__ import annotations
 
