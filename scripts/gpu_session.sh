@@ -38,7 +38,7 @@ quick() {
     'timeout -k 5 ${QUICK_SECONDS:-120} $PYTHON -m pytest -m gpu -q $QUICK -k "[{}] or [{}-4097]" >$logs/{} 2>&1 ||
       echo "exit $?" >>$logs/{}'
   for name in $names; do
-    printf '%-20s %s\n' "$name" "$(grep -E '^exit|(passed|failed|errors?) .*in ' "$logs/$name" | xargs)"
+    printf '%-20s %s\n' "$name" "$(grep -E '^exit|(passed|failed|error).* in ' "$logs/$name" | xargs)"
     grep -q '^exit' "$logs/$name" && { rc=1; grep -m2 '^E  ' "$logs/$name" | cut -c1-400; }
   done
   return $rc
