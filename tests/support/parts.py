@@ -79,9 +79,17 @@ def _why_left(item: pytest.Item, part: str) -> str | None:
 
 def _an_extra_matters(item: pytest.Item) -> bool:
     """Whether a test names an extra, is of a file that needs one, or runs the program, which looks for them."""
-    text = _text(item.path)
-    own = inspect.getsource(item.function) if isinstance(item, pytest.Function) else text
-    return bool(NEEDS_EXTRA.search(text) or RUNS_PROGRAM.search(text) or EXTRA.search(item.nodeid + own))
+    own = _source(item.function) if isinstance(item, pytest.Function) else _text(item.path)
+    return _its_file_tells(item.path) or bool(EXTRA.search(item.nodeid + own))
+
+
+# Once for all parameters of a test: finding a source takes longer than the test's import.
+_source = cache(inspect.getsource)
+
+
+@cache
+def _its_file_tells(path: Path) -> bool:
+    return bool(NEEDS_EXTRA.search(text := _text(path)) or RUNS_PROGRAM.search(text))
 
 
 @cache
