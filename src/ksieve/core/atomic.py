@@ -23,8 +23,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rich.filesize import decimal
-
 from ksieve.core.errors import ArgumentError
 from ksieve.core.paths import as_path, look, reason
 
@@ -89,6 +87,8 @@ class Draft:
             raise ArgumentError("path", repr(str(self.path)), "a path in a folder that exists")
         disk = shutil.disk_usage(place.parent)
         if size > disk.free and disk.total:  # some network file systems know neither
+            from rich.filesize import decimal  # `import ksieve` brings NumPy alone
+
             free = f"a disk with as much room: this one has {decimal(disk.free)}"
             raise ArgumentError("path", f"{str(self.path)!r} for {decimal(size)}", free)
         if found is not None:
