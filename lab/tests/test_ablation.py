@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from flat_calls import ask
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import PAPER_128
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
@@ -182,7 +183,7 @@ def test_the_profiled_kernel_runs_in_place_of_the_statistics_one_and_leaves_no_t
     out = FakeArray(np.zeros((8, 4), np.int32))
 
     def function_used():
-        ksieve.topk(FakeArray(scores), plan=plan, out=out, return_stats=True)
+        ask(FakeArray(scores), plan=plan, out=out, stats=True)
         return fake.launches[-1]["function"]
 
     try:

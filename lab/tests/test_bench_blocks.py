@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bench_host import ENVIRONMENT, H200, invoke, measure
+from flat_calls import ask
 from ksieve import api
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
@@ -104,7 +105,7 @@ def made(kind, rows=ROWS, seed=1):
     """A batch of a kind with its answer."""
     batch = block_rows.Batch(kind, kind.dtypes[-1], rows, 1)
     block_rows.fill(batch, seed, "cpu")
-    outputs, intact = block_rows.answer(batch, block_rows.plan_of(batch, "cpu"), api.topk)
+    outputs, intact = block_rows.answer(batch, block_rows.plan_of(batch, "cpu"), calls.select)
     assert intact
     return batch, outputs
 
@@ -114,8 +115,8 @@ def refuted(reasons, leaving_out=()):
 
 
 def used_of(outputs, row):
-    raw = outputs.get("raw_out", outputs["out"])
-    return int(outputs["counts_out"][row]) if "counts_out" in outputs else int((raw[row] != -1).sum())
+    raw = outputs.get("raw", outputs["out"])
+    return int(outputs["counts"][row]) if "counts" in outputs else int((raw[row] != -1).sum())
 
 
 def test_every_kind_on_the_cpu(tmp_path):
@@ -137,7 +138,7 @@ def test_every_kind_on_the_cpu(tmp_path):
 
 def test_the_model_gives_right_answers_too():
     def select(scores, lengths, k, *, plan, **call):
-        return api.topk(scores, lengths, k, backend="reference", **call)
+        return ask(scores, lengths, k, backend="reference", **call)
 
     found = block_rows.verify_rows(1, seed=5, topk=select)
     assert found["exact"], found["wrong"]
@@ -145,7 +146,7 @@ def test_the_model_gives_right_answers_too():
 
 def test_wrong_rows_are_counted_and_named(tmp_path, monkeypatch):
     def select(scores, lengths, k, *, out, **call):
-        api.topk(scores, lengths, k, out=out, **call)
+        ask(scores, lengths, k, out=out, **call)
         if call["plan"].problem.options.nan == "highest":
             out[0] = 5
 
@@ -161,7 +162,7 @@ def test_wrong_rows_are_counted_and_named(tmp_path, monkeypatch):
 
 def test_what_is_written_beside_an_output_is_seen():
     def select(scores, lengths, k, *, out, **call):
-        api.topk(scores, lengths, k, out=out, **call)
+        ask(scores, lengths, k, out=out, **call)
         out.as_strided((1,), (1,), out.storage_offset() + out.shape[1])[0] = 7
 
     batch, _ = made(KINDS["GLM-5.3"])
@@ -177,7 +178,7 @@ def test_random_faults_are_found_where_verify_finds_them(name):
     seen = 0
     for _ in range(6):
         changed = {key: array.clone() for key, array in outputs.items()}
-        slots = changed["raw_out" if "raw_out" in changed else "out"]
+        slots = changed["raw" if "raw" in changed else "out"]
         for row in range(0, live, 2):
             used = used_of(outputs, row)
             most = max(used, 1) + int(rng.integers(2))
@@ -191,13 +192,13 @@ def test_random_faults_are_found_where_verify_finds_them(name):
                 slots[row, [one, two]] = slots[row, [two, one]]
             elif fault == 3:
                 slots[row, one] = -1
-            elif fault == 4 and "counts_out" in changed:
-                changed["counts_out"][row] = used + int(rng.integers(-4, 5))
+            elif fault == 4 and "counts" in changed:
+                changed["counts"][row] = used + int(rng.integers(-4, 5))
             else:
                 slots[row] = slots[row].flip(0)
         # What lies behind a count, verify does not read; nor what is written in place of the positions.
         faults = calls.faults(batch.scores, batch.call, changed, batch.live)
-        ours = refuted(faults, (*OF_WRITING, *["unused slots"] * ("counts_out" in outputs)))
+        ours = refuted(faults, (*OF_WRITING, *["unused slots"] * ("counts" in outputs)))
         host = calls.by_verify(batch.scores, batch.call, changed, live).tolist()
         assert ours[:live] == host, [i for i in range(live) if ours[i] != host[i]]
         seen += sum(ours)

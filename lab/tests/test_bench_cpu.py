@@ -17,6 +17,7 @@ from bench_host import invoke
 from ksieve.cli import exits
 from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
 from ksieve.core.problem import SCORE_DTYPES
+from ksieve.core.selection import Selection
 from ksieve.planning.tune.timing import Contender
 from ksieve_lab.bench import catalog, cpu, record, runner, startup
 from ksieve_lab.bench.host_timing import measure_host
@@ -104,16 +105,16 @@ def test_every_adversarial_family_is_set_beside_plain_rows():
 
 @pytest.mark.parametrize("wrong", ["first", "poison"])
 def test_an_inexact_answer_fails_the_command(monkeypatch, wrong):
-    honest = cpu.api.topk
+    honest = cpu.api.select
 
-    def topk(scores, lengths=None, k=None, *, out=None, **options):
+    def select(scores, lengths=None, k=None, *, out=None, **options):
         if out is None:
             return honest(scores, lengths, k, **options)
         if wrong == "first":
             out[...] = np.arange(out.shape[1])
-        return out  # "poison": nothing written, so what stands there must not look like an answer
+        return Selection(out)  # "poison": nothing written, so what stands there must not look like an answer
 
-    monkeypatch.setattr(cpu.api, "topk", topk)
+    monkeypatch.setattr(cpu.api, "select", select)
     done = invoke("cpu", "--shapes", "3x4000", "--k", 50, "--only", "compared", "--rounds", 1)
     assert done.exit_code == exits.Exit.REFUTED, done.output
 

@@ -16,6 +16,7 @@ from ksieve.core.policy import LINES_64, PAPER_128, QUADS_16
 from ksieve.core.stats import Route
 
 torch = pytest.importorskip("torch")
+from flat_calls import ask  # noqa: E402
 from ksieve.planning.tune.fills import endpoint_structured  # noqa: E402
 from ksieve_lab.bench import adversarial_gpu as hard  # noqa: E402
 from ksieve_lab.bench import scores  # noqa: E402
@@ -77,7 +78,7 @@ def test_rows_against_the_view_force_the_rare_routes(policy):
     matrix, lengths = torch.empty(ROWS, width), torch.full((ROWS,), width, dtype=torch.int32)
     for name in ("view_peak", "view_hole"):
         hard.fill(name, matrix, lengths, k, policy)
-        indices, stats = ksieve.topk(matrix.numpy(), k=k, policy=policy, return_stats=True)
+        indices, stats = ask(matrix.numpy(), k=k, policy=policy, stats=True)
         assert ksieve.verify(matrix.numpy(), None, indices).ok
         if name == "view_peak":
             assert set(stats.route) == {Route.RECOVERED}

@@ -332,16 +332,16 @@ def test_short_rows_are_read_from_memory_as_others_are(host, monkeypatch):
     assert asked[1] < asked[0] / 2
 
 
-@pytest.mark.parametrize("broken", ["out", "values_out", "raw_out"])
+@pytest.mark.parametrize("broken", ["out", "values", "raw"])
 def test_a_wrong_option_is_found(host, monkeypatch, broken):
     right = api.topk
 
     def wrong(*arguments, **keywords):
         right(*arguments, **keywords)
         if broken in keywords:
-            keywords[broken][2, 1] = keywords[broken][2, 0] + (1 if broken == "values_out" else 0)
+            keywords[broken][2, 1] = keywords[broken][2, 0] + (1 if broken == "values" else 0)
 
     monkeypatch.setattr(api, "topk", wrong)
-    names = {"out": "windows", "values_out": "values", "raw_out": "page table and raw"}
+    names = {"out": "windows", "values": "values", "raw": "page table and raw"}
     found = payload("options", shapes="8x4096", k=64, only=names[broken])["results"]["shapes"][0]["selectors"]
     assert found[names[broken]]["exact"] is False

@@ -11,6 +11,7 @@ from conftest import ROOT
 from typer.testing import CliRunner
 
 import ksieve
+from flat_calls import ask
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import LINES_64, PAPER_64, PEAK, POLICIES, SamplingPolicy
 from ksieve.core.stats import Route
@@ -229,7 +230,7 @@ def test_the_command_writes_a_policy_that_plans_take(tmp_path, monkeypatch):
     assert "ksieve calibrate a.safetensors --k 256" in policy.source
     assert ksieve.plan(rows=64, width=66_000, k=256, policy="mine.json").policy == policy
     scores = np.random.default_rng(1).standard_normal((4, 66_000)).astype(np.float32)
-    indices, stats = ksieve.topk(scores, k=256, policy="mine.json", return_stats=True)
+    indices, stats = ask(scores, k=256, policy="mine.json", stats=True)
     assert ksieve.verify(scores, None, indices).ok
     assert set(stats.route) <= {Route.CERTIFIED, Route.RESCUED, Route.RECOVERED, Route.RECOVERED_AFTER_BAND}
     content = json.loads(Path("mine.json").read_text())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import ksieve
 from cases import OPTION_CASES, build_call
+from flat_calls import verified
 from harness import serve_on
 from ksieve_lab import oracle
 
@@ -68,7 +68,7 @@ def test_it_agrees_with_verify_on_changed_indices():
         for _ in range(6 * bool(answer["indices"].size)):
             indices = changed(answer["indices"], rng)
             ks = call.get("ks")
-            found = ksieve.verify(scores, call.get("lengths"), indices, k=ks, num_rows=call.get("live"), **asked)
+            found = verified(scores, call.get("lengths"), indices, k=ks, num_rows=call.get("live"), **asked)
             expected = oracle.exact_rows(scores, k, call, {"indices": indices})
             np.testing.assert_array_equal(found.reasons == 0, expected, err_msg=f"{case} {found}")
             verdicts[bool(found)] += 1

@@ -1,7 +1,7 @@
 """Exact Top-K selection over long, ragged score rows, at the speed of one read."""
 
 from ksieve._version import __version__
-from ksieve.api import plan, topk
+from ksieve.api import plan, select, topk
 from ksieve.checking.verdict import Verdict
 from ksieve.checking.verify import verify
 from ksieve.core.device import DeviceInfo
@@ -14,8 +14,9 @@ from ksieve.core.errors import (
     VerificationError,
     WorkspaceError,
 )
-from ksieve.core.options import Options
+from ksieve.core.groups import Blocks, Offsets, PageTable, Positions, RowBounds, SelectedBlocks
 from ksieve.core.policy import SamplingPolicy
+from ksieve.core.selection import Selection
 from ksieve.core.stats import Route, Stats
 from ksieve.planning.plan import Plan
 from ksieve.running.running import Running
@@ -23,21 +24,28 @@ from ksieve.running.running import Running
 __all__ = [
     "ArgumentError",
     "BackendError",
+    "Blocks",
     "DeviceInfo",
     "FileFormatError",
     "GradientWarning",
     "KsieveError",
-    "Options",
+    "Offsets",
+    "PageTable",
     "Plan",
+    "Positions",
     "Route",
+    "RowBounds",
     "Running",
     "SamplingPolicy",
+    "SelectedBlocks",
+    "Selection",
     "Stats",
     "Verdict",
     "VerificationError",
     "WorkspaceError",
     "__version__",
     "plan",
+    "select",
     "topk",
     "verify",
 ]

@@ -1,141 +1,59 @@
-"""The public functions `topk` and `plan`: signatures and documentation. `ksieve.dispatch` runs a call."""
+"""The public functions `topk`, `select` and `plan`: signatures and documentation. `ksieve.dispatch` runs a call."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Literal, Unpack, overload
+from collections.abc import Mapping
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ksieve import dispatch
-from ksieve.core import arguments, problem
-from ksieve.core.arguments import Backend, PlanlessKwargs, TopkKwargs
+from ksieve.core import arguments
+from ksieve.core import call as calls
+from ksieve.core.arguments import RANKED, WRITTEN, Ranked, Written
 from ksieve.core.arrays import TransformedTensorError
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError, refuse_at_exit, shown
-from ksieve.core.options import PLAIN, Options, dtype_text
+from ksieve.core.errors import ArgumentError, refuse_at_exit
+from ksieve.core.groups import flat
+from ksieve.core.options import dtype_text
 from ksieve.core.policy import SamplingPolicy
-from ksieve.core.problem import Device, Problem
-from ksieve.core.stats import Stats
+from ksieve.core.selection import Selection
 from ksieve.planning import choose as planner
-from ksieve.planning.devices import resolve_device
 from ksieve.planning.plan import Plan
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-# By the flags of a call a checker knows how many arrays it returns. A plan may add some, and `values_out` or `raw_out`
-# alone ask for theirs: such calls return Any.
+
+class TopkOptions(Ranked, total=False):
+    """Keyword arguments of `topk`. None equals omission, as does False for `sorted` and `deterministic`."""
+
+    num_rows: Any
+    out: Any
+    workspace: Any
+    plan: Plan | None
+
+
+class SelectOptions(TopkOptions, Written, total=False):
+    """Keyword arguments of `select`. None equals omission."""
+
+    stats: bool
+
+
 @overload
 def topk(
-    scores: Any,
-    lengths: Any = None,
-    k: Any = None,
-    *,
-    return_values: Literal[True],
-    values_out: Any = None,
-    return_raw: Literal[True],
-    raw_out: Any = None,
-    return_stats: Literal[True],
-    **options: Unpack[PlanlessKwargs],
-) -> tuple[Any, Any, Any, Stats]: ...
+    scores: NDArray[Any], lengths: Any = None, k: Any = None, **options: Unpack[TopkOptions]
+) -> NDArray[np.int32]: ...
 @overload
-def topk(
-    scores: Any,
-    lengths: Any = None,
-    k: Any = None,
-    *,
-    return_values: Literal[True],
-    values_out: Any = None,
-    return_raw: Literal[True],
-    raw_out: Any = None,
-    return_stats: Literal[False] = False,
-    **options: Unpack[PlanlessKwargs],
-) -> tuple[Any, Any, Any]: ...
+def topk(scores: Tensor, lengths: Any = None, k: Any = None, **options: Unpack[TopkOptions]) -> Tensor: ...
 @overload
-def topk(
-    scores: Any,
-    lengths: Any = None,
-    k: Any = None,
-    *,
-    return_values: Literal[True],
-    values_out: Any = None,
-    return_raw: Literal[False] = False,
-    return_stats: Literal[True],
-    **options: Unpack[PlanlessKwargs],
-) -> tuple[Any, Any, Stats]: ...
-@overload
-def topk(
-    scores: Any,
-    lengths: Any = None,
-    k: Any = None,
-    *,
-    return_values: Literal[True],
-    values_out: Any = None,
-    return_raw: Literal[False] = False,
-    return_stats: Literal[False] = False,
-    **options: Unpack[PlanlessKwargs],
-) -> tuple[Any, Any]: ...
-@overload
-def topk(
-    scores: Any,
-    lengths: Any = None,
-    k: Any = None,
-    *,
-    return_values: Literal[False] = False,
-    return_raw: Literal[True],
-    raw_out: Any = None,
-    return_stats: Literal[True],
-    **options: Unpack[PlanlessKwargs],
-) -> tuple[Any, Any, Stats]: ...
-@overload
-def topk(
-    scores: Any,
-    lengths: Any = None,
-    k: Any = None,
-    *,
-    return_values: Literal[False] = False,
-    return_raw: Literal[True],
-    raw_out: Any = None,
-    return_stats: Literal[False] = False,
-    **options: Unpack[PlanlessKwargs],
-) -> tuple[Any, Any]: ...
-@overload
-def topk(
-    scores: Any,
-    lengths: Any = None,
-    k: Any = None,
-    *,
-    return_values: Literal[False] = False,
-    return_raw: Literal[False] = False,
-    return_stats: Literal[True],
-    **options: Unpack[PlanlessKwargs],
-) -> tuple[Any, Stats]: ...
-@overload
-def topk(
-    scores: Any,
-    lengths: Any = None,
-    k: Any = None,
-    *,
-    plan: Plan | None = None,
-    policy: SamplingPolicy | str | None = None,
-    backend: Backend = "auto",
-    out: Any = None,
-    workspace: Any = None,
-    num_rows: Any = None,
-    return_stats: bool = False,
-    **options: Unpack[TopkKwargs],
+def topk(  # type: ignore[overload-cannot-match, unused-ignore] # without PyTorch a Tensor is Any
+    scores: Any, lengths: Any = None, k: Any = None, **options: Unpack[TopkOptions]
 ) -> Any: ...
-def topk(
-    scores: Any,
-    lengths: Any = None,
-    k: Any = None,
-    *,
-    plan: Plan | None = None,
-    policy: SamplingPolicy | str | None = None,
-    backend: Backend = "auto",
-    out: Any = None,
-    workspace: Any = None,
-    num_rows: Any = None,
-    return_stats: bool = False,
-    **options: Unpack[TopkKwargs],
-) -> Any:
+def topk(scores: Any, lengths: Any = None, k: Any = None, **options: Unpack[TopkOptions]) -> Any:
     """Select the k best scores of every row, exactly: the largest, or the smallest.
 
     Parameters
@@ -150,114 +68,54 @@ def topk(
     k : int, or array of int32 of the leading shape
         Slots per row, 0 to 2**20; with 0 the result is empty. May be omitted when `plan` is given. An array on the
         scores' device gives every row its own k, clamped to [0, max_k]; the remaining slots of the row are unused.
-    plan : Plan, optional
-        From `ksieve.plan`; chosen from the arguments when omitted. Options that the call omits are taken from the
-        plan; options that it passes must equal the plan's.
-    policy : SamplingPolicy or str, optional
-        Sampling policy when no plan is given; ``"direct"`` never samples.
-    backend : {"auto", "cpu", "cuda", "reference"}
-        "auto" follows the scores' device. "reference" is the NumPy model: slow, for study.
-    out : array of int32 or int64, of the leading shape and k, optional
-        Receives the indices, on the scores' device; must not overlap an input or another output.
-    workspace : Workspace or array of bytes, optional
-        CUDA only: from ``plan.workspace()``, or device memory of at least ``plan.workspace_bytes`` bytes, whose first
-        ``plan.workspace_zeroed`` bytes every call then zeroes on the stream. Use one per stream. Default: ksieve keeps
-        one per device and stream.
-    num_rows : int, or array of int32 of shape (1,) or (), optional
-        Number of live rows, clamped to [0, rows]. The slots of later rows are filled with -1. An array is on the
-        scores' device. If an int is passed, a CUDA call copies it to a new array.
-    return_stats : bool
-        Also return `Stats` (on CUDA this reads the statistics back, which synchronises).
-
-    Other Parameters
-    ----------------
-    starts : array of int32 or int64, of the leading shape, optional
-        Where each row's window begins, clamped to [0, width]. Its scores are ``[start, start + length)``.
-    ends : array of int32 or int64, of the leading shape, optional
-        In place of `lengths`: where each window ends, exclusive, clamped to [start, width].
-    index_base : {"row", "start"}
-        Whether indices count from the start of the row, so that ``scores[r, i]`` is the score, or of the window.
-    next_n : int
-        Consecutive rows of one request (multi-token prediction). `lengths` or `ends` then has one entry per request
-        (shape ``(rows // next_n,)``, or the leading shape with its last dimension divided by next_n), and the window
-        of row r is ``next_n - 1 - r % next_n`` scores shorter.
     max_k : int
         Slots per row where k is an array.
-    page_table : array of int32, shape (requests, max_pages), optional
-        Write ``table[request, i // page_size] * page_size + i % page_size`` in place of index i, or -1 where that
-        entry lies outside the table or is negative.
-    page_size : int
-        A power of two, by default 1.
-    row_to_request : array of int32, of the leading shape, optional
-        The page table's request of each row; by default ``row // next_n``.
-    offsets : array of int32, of the leading shape, optional
-        Write ``i + offsets[row]`` in place of index i.
-    positions : array of int32, of the scores' shape, optional
-        A position for each score, which is written in place of its index i, before `page_table` or
-        `offsets`, and by which equal scores and `sorted` go. A score whose position is negative is no part of the row.
-        The others of a row must be distinct. So rows are merged that were gathered from several shards.
-    block_table : array of int32, of the leading shape and n, optional
-        In place of `positions`, the number b of the block of each ``g = width // n`` scores, whose positions
-        are ``b * g`` and those that follow it; negative where there is none. So a second level selects positions of the
-        blocks that a first one selected.
-    counts_out : array of int32, of the leading shape, optional
-        Receives how many slots of each row are used. While JAX traces, this argument, the two before it and the seven
-        that follow are refused.
-    fill : bool
-        False, with `counts_out`: slots that are not used may hold anything. Rows of fewer entries than slots then cost
-        the writing of those alone.
-    block_size : int
-        Select among blocks of this many adjacent scores, 1 to 256, each by its best score, and write the number of the
-        block. `lengths`, `starts` and `ends` stay positions; the last block may be short, and the first where a window
-        begins inside it. What is selected among are a row's *entries*: its blocks, or its scores.
-    force_first, force_last : int
-        So many entries at the beginning and at the end of each row are selected with any score.
-    force : {"inside", "beside"}
-        Whether forced entries count among the k, or come in addition.
-    expand : bool or int
-        Write all positions of each selected entry, in place of its index: True for those of a block, or the number of
-        positions that each score stands for, 2 to 256. The outputs then have ``k * expand`` columns.
-    tail : array of int32, of the shape of `lengths`, optional
-        With `expand`, the rows' lengths in positions: entries that are not whole within them are not selected, and the
-        positions after the last whole entry are written after the selection, in up to ``expand - 1`` more columns.
-    return_values : bool
-        Also return the selected scores, bit for bit; -inf in unused slots, or inf with ``largest=False``. With PyTorch
-        they carry the gradient of the selected scores, to any order and in forward mode; `workspace` is then not used.
-    values_out : array of the scores' dtype, of the leading shape and k, optional
-        Receives the values, without a gradient: `GradientWarning` says so once where the scores have one.
-    return_raw : bool
-        Also return the indices before `page_table` or `offsets`.
-    raw_out : array like `out`, optional
-        Receives the raw indices.
-    index_dtype : {"int32", "int64"}
-        Dtype of new index arrays.
+    bounds : RowBounds, optional
+        Windows of the rows, and whether indices count from them.
+    blocks : Blocks, optional
+        Select among blocks of scores, force some of them, or write all positions of what is selected.
+    gathered : Positions or SelectedBlocks, optional
+        Positions of scores that were gathered from elsewhere, which are written in place of indices. Not together with
+        blocks of more than one score, or with windows whose indices count from their start.
+    transform : PageTable or Offsets, optional
+        Where indices point: into pages of each request, or an offset further.
+    largest : bool
+        Whether larger scores are better, or smaller ones.
     sorted : bool or {"value", "index"}
         True or "value": best score first, NaN last, equal scores by index. "index": by ascending position. Unused
         slots come last.
     tie_break : {"low", "high"}, optional
         Select the lowest (or highest) positions among scores equal to the worst selected one. With ``sorted=True``
         equal scores are ordered the same way.
-    deterministic, batch_invariant : bool
-        The answer for a row depends on that row alone: the same bytes in every run, batch and plan. The default of
-        `sorted` becomes "index" and that of `tie_break` "low".
-    largest : bool
-        Whether larger scores are better, or smaller ones.
     nan : {"last", "highest"}
         Place of NaN. "last": worse than every number, with either `largest`. "highest": NaN is the greatest of all
         scores, as in ``torch.topk``: first with `largest`, last without.
-    overlap : bool
-        CUDA, compute capability 9.0 and later: the kernel may start while the previous kernel of the stream drains
-        (programmatic dependent launch). Ignored elsewhere.
+    deterministic : bool
+        The answer for a row depends on that row alone: the same bytes in every run, batch and plan. The default of
+        `sorted` becomes "index" and that of `tie_break` "low".
+    index_dtype : {"int32", "int64"}
+        Dtype of new index arrays.
+    num_rows : int, or array of int32 of shape (1,) or (), optional
+        Number of live rows, clamped to [0, rows]. The slots of later rows are filled with -1. An array is on the
+        scores' device. If an int is passed, a CUDA call copies it to a new array.
+    out : array of int32 or int64, of the leading shape and k, optional
+        Receives the indices, on the scores' device; must not overlap an input or another output.
+    workspace : Workspace or array of bytes, optional
+        CUDA only: from ``plan.workspace()``, or device memory of at least ``plan.workspace_bytes`` bytes, whose first
+        ``plan.workspace_zeroed`` bytes every call then zeroes on the stream. Use one per stream. Default: ksieve keeps
+        one per device and stream.
+    plan : Plan, optional
+        From `ksieve.plan`; chosen from the arguments when omitted. Options that are no arrays, and that the call omits,
+        are taken from the plan; those that it passes, and the arrays, must be the plan's. A group is passed whole.
+        False for `sorted` or `deterministic` equals omission.
 
     Returns
     -------
     indices : array of int32, of the leading shape and k
         Same library and device as `scores`. For a row of length L > k: k distinct positions below L, no
         unselected valid score better than a selected one, in no particular order. For L <= k: all L
-        positions, then -1. With `expand`, ``force="beside"`` and `tail` there are more columns:
-        ``(k + n) * expand``, for n forced entries beside k, and ``expand - 1`` for a tail.
-    values, raw, stats
-        Returned, in this order, with `return_values`, `return_raw` and `return_stats`; the result is then a tuple.
+        positions, then -1. With `blocks` there may be more columns: ``(k + n) * expand``, for n forced entries beside
+        k, and ``expand - 1`` for a tail.
 
     Raises
     ------
@@ -268,7 +126,11 @@ def topk(
         `workspace` is too small, misaligned, on another device, or was made for another plan.
     BackendError
         The backend cannot run here; the message names the remedy. In a CUDA graph capture also where a kernel is not
-        loaded yet, or with ``return_stats=True``.
+        loaded yet.
+
+    See Also
+    --------
+    select : also returns scores, raw indices, counts or statistics.
 
     Notes
     -----
@@ -276,12 +138,11 @@ def topk(
     unspecified which of the scores tied at rank k are selected. See docs/reference/contract.md.
 
     With PyTorch the call works under ``torch.compile`` and inside ``torch.func`` (``grad``, ``vmap``, ``jvp``,
-    ``functionalize``), which take no `policy`, `backend` or `return_stats`; ``torch.func`` takes no outputs either.
-    ``vmap`` appends the batch to the rows where scores and vectors are all that is given, and otherwise selects one
-    element after another.
+    ``functionalize``), where ``torch.func`` takes no outputs. ``vmap`` appends the batch to the rows where scores and
+    vectors are all that is given, and otherwise selects one element after another.
 
     On CUDA the call enqueues kernels on the current stream of the scores' library and returns without waiting; with
-    JAX arrays and with ``return_stats=True`` it waits for the result. Inside ``jax.jit`` and other transformations of
+    JAX arrays it waits for the result. Inside ``jax.jit`` and other transformations of
     JAX it becomes part of the program, where nothing waits and values carry a gradient. It can be captured in a CUDA
     graph after ``plan.prepare()`` or one call with the same plan outside the capture. PyTorch then allocates outputs
     and workspace from the graph's pool; with other libraries pass `out` and ``workspace=plan.workspace()``.
@@ -295,8 +156,89 @@ def topk(
     >>> ksieve.topk(scores, np.array([4, 1], dtype=np.int32), k=2, sorted=True).tolist()
     [[2, 0], [0, -1]]
     """
-    if options:
-        arguments.check_names(options)
+    return _select(scores, lengths, k, options, _OF_TOPK).indices
+
+
+@overload
+def select(
+    scores: NDArray[Any], lengths: Any = None, k: Any = None, **options: Unpack[SelectOptions]
+) -> Selection[NDArray[np.int32]]: ...
+@overload
+def select(
+    scores: Tensor, lengths: Any = None, k: Any = None, **options: Unpack[SelectOptions]
+) -> Selection[Tensor]: ...
+@overload
+def select(  # type: ignore[overload-cannot-match, unused-ignore]
+    scores: Any, lengths: Any = None, k: Any = None, **options: Unpack[SelectOptions]
+) -> Selection[Any]: ...
+def select(scores: Any, lengths: Any = None, k: Any = None, **options: Unpack[SelectOptions]) -> Selection[Any]:
+    """Select the k best scores of every row as `ksieve.topk`, and return more than their indices.
+
+    Parameters
+    ----------
+    values : bool, or array of the scores' dtype, of the shape of the indices
+        Also return the selected scores, bit for bit; -inf in unused slots, or inf with ``largest=False``. With
+        PyTorch they carry the gradient of the selected scores, to any order and in forward mode; `workspace` is then
+        not used. An array receives the values, without a gradient: `GradientWarning` says so once where the scores
+        have one.
+    raw : bool, or array like `out`
+        Also return the indices before `transform`.
+    counts : bool, or array of int32, of the leading shape
+        Also return how many slots of each row are used.
+    stats : bool
+        Also return `Stats`; on CUDA this waits for the result. Not in a traced program.
+    fill : bool
+        False, with `counts`: slots that are not used may hold anything. Rows of fewer entries than slots then cost
+        the writing of those alone.
+    scores, lengths, k, and others
+        As of `ksieve.topk`, which describes errors, streams and graphs too.
+
+    Returns
+    -------
+    Selection
+        Named tuple ``(indices, values, raw, counts, stats)``, with None for what was not asked for.
+
+    Examples
+    --------
+    >>> import numpy as np, ksieve
+    >>> found = ksieve.select(np.array([[5, 1, 7, 2]], dtype=np.float32), k=2, sorted=True, values=True)
+    >>> found.indices.tolist(), found.values.tolist()
+    ([[2, 0]], [[7.0, 5.0]])
+    """
+    return _select(scores, lengths, k, options, _OF_SELECT)
+
+
+_OF_TOPK = (*RANKED, "num_rows", "out", "workspace", "plan")
+_OF_SELECT = (*_OF_TOPK, *WRITTEN, "stats")
+_DEFAULTS = {"largest": True, "fill": True} | dict.fromkeys(("sorted", "deterministic", *WRITTEN[:3], "stats"), False)
+
+
+def _explicit(function: Any, kinds: Any) -> None:
+    """List every keyword in a function's signature: help() and editors show it."""
+    found = signature(function)
+    own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    hints = {name: getattr(hint, "__forward_arg__", hint) for name, hint in kinds.__annotations__.items()}
+    more = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name), annotation=hints[name]) for name in hints
+    ]
+    function.__signature__ = found.replace(parameters=[*own, *more])
+
+
+_explicit(topk, TopkOptions)
+_explicit(select, SelectOptions)
+
+
+def _select(scores: Any, lengths: Any, k: Any, options: Mapping[str, Any], known: tuple[str, ...]) -> Selection[Any]:
+    for name in options:
+        if name not in known:
+            function = "topk" if known is _OF_TOPK else "select"
+            remedy = arguments.remedy_of(name, known)
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}: {remedy}")
+    given = flat(options) if options else {}
+    plan, out, workspace, num_rows = (
+        given.pop("plan", None), given.pop("out", None), given.pop("workspace", None), given.pop("num_rows", None),
+    )  # fmt: skip
+    stats = given.pop("stats", False)
     torch: Any = None
     if type(scores).__module__.partition(".")[0] == "torch":
         # Dynamo may trace this function, and walks through a table that it reads. Another thread may import meanwhile,
@@ -309,58 +251,66 @@ def topk(
         torch = loaded
     else:
         torch = sys.modules.get("torch")
-    if torch is None or not torch.compiler.is_compiling() or not isinstance(scores, torch.Tensor):
-        if "jax" in sys.modules and _traced_by_jax(scores, lengths, k, num_rows, out, *options.values()):
+    tensors = torch is not None and isinstance(scores, torch.Tensor)
+    if not tensors or not torch.compiler.is_compiling():
+        if "jax" in sys.modules and _traced_by_jax(scores, lengths, k, num_rows, out, *given.values()):
             from ksieve.frontends.jax import ops as jax_ops
 
-            return jax_ops.traced(
-                scores, lengths, k, plan=plan, policy=policy, backend=backend, out=out, workspace=workspace,
-                num_rows=num_rows, return_stats=return_stats, keywords=options,
-            )  # fmt: skip
+            return jax_ops.traced(scores, lengths, k, plan, out, workspace, num_rows, given, stats)
+        run: Any = dispatch.select
+        if tensors and given.get("values", False) is not False:
+            from ksieve.frontends.torch import gradients
+
+            run = gradients.select
         try:
-            return dispatch.topk_eager(
-                scores, lengths, k, plan, policy, backend, out, workspace, num_rows, return_stats, options
-            )
+            found: Selection[Any] = run(scores, lengths, k, plan, out, workspace, num_rows, given, stats=stats)
+            return found
         except TransformedTensorError:  # found by the checks, so that other calls need not look for one
-            if not isinstance(scores, torch.Tensor):
+            if not tensors:
                 raise
     from ksieve.frontends.torch import ops as torch_ops
 
     if scores.dim() != 2 and torch.compiler.is_compiling():
         takes = "a matrix while tracing: scores.reshape(-1, scores.shape[-1])"
         torch_ops.refuse("scores", f"{scores.dim()} dimension(s)", takes)
-    torch_ops.check_traceable(policy=policy, backend=backend, return_stats=return_stats)
-    return torch_ops.traced(
-        scores, lengths, k, plan=plan, out=out, workspace=workspace, num_rows=num_rows, keywords=options
-    )
-
-
-topk.__signature__ = arguments.explicit_signature(topk)  # type: ignore[attr-defined]
+    return torch_ops.traced(scores, lengths, k, plan, out, workspace, num_rows, given, stats)
 
 
 def plan(
+    scores: Any = None,
+    lengths: Any = None,
+    k: Any = None,
     *,
-    rows: int,
-    width: int,
-    k: int,
+    rows: int | None = None,
+    width: int | None = None,
     pitch: int | None = None,
     dtype: Any = "float32",
     device: Any | DeviceInfo = "cpu",
     family: str | None = None,
     policy: SamplingPolicy | str | None = None,
     splits: int | None = None,
-    options: Options = PLAIN,
+    overlap: bool = False,
+    num_rows: Any = None,
+    out: Any = None,
+    values: Any = False,
+    raw: Any = False,
+    counts: Any = False,
+    fill: bool = True,
+    **options: Unpack[Ranked],
 ) -> Plan:
-    """Choose kernel family, launch geometry and workspace size from shape, dtype and device alone.
+    """Choose kernel family, launch geometry and workspace size for calls of `ksieve.topk` and `ksieve.select`.
 
-    No array is read and nothing is allocated or compiled; ``device="cuda"`` queries the driver once.
+    The plan depends on shape, dtype, device and options alone: no score is read and nothing is allocated or compiled;
+    ``device="cuda"`` queries the driver once. It is made of the arguments of a call, which are checked as there; or of
+    `rows`, `width` and `k`, without arrays.
 
     Parameters
     ----------
+    scores, lengths, k, num_rows, out, values, raw, counts, fill, and others
+        As of `ksieve.select`. Without scores, an array is stated by True, or by the name of its dtype:
+        ``lengths="int64"``, ``bounds=RowBounds(starts=True)``; with `max_k` the calls pass an array k.
     rows, width : int
-        Largest shape of the score matrix; a call may pass fewer rows or a narrower matrix.
-    k : int
-        Slots per row.
+        In place of scores: the largest shape of the matrix; a call may pass fewer rows or a narrower matrix.
     pitch : int, optional
         Distance between the starts of two rows, in scores; default `width`. 0: all rows are the same one.
     dtype : str or dtype
@@ -374,8 +324,9 @@ def plan(
         Force a sampling policy; ``"direct"`` never samples.
     splits : int, optional
         With ``family="stream_split"``: force how many CTAs share a row.
-    options : Options
-        Options of the calls that use the plan; with ``per_row_k``, `k` is the largest k of any row.
+    overlap : bool
+        CUDA, compute capability 9.0 and later: the kernel may start while the previous kernel of the stream drains
+        (programmatic dependent launch). Ignored elsewhere.
 
     Returns
     -------
@@ -397,28 +348,27 @@ def plan(
     ('cpu', 0)
     """
     refuse_at_exit()
-    rows, width, pitch = problem.check_shape(rows, width, pitch)
-    name = dtype_text(dtype)
-    if not isinstance(name, str) or name not in problem.SCORE_DTYPES:
-        raise ArgumentError("dtype", shown(name), f"one of {list(problem.SCORE_DTYPES)}")
-    if isinstance(k, int) and not isinstance(k, bool) and k == 0:
-        takes = f"an int from 1 to {problem.MAX_K}: ksieve.topk(..., k=0) needs no plan"
-        raise ArgumentError("k", 0, takes)
-    slots = problem.check_k(k)
-    info = resolve_device(device) if isinstance(device, str) else device
-    if not isinstance(info, DeviceInfo):
-        info = dispatch.device_info(problem.parse_device(info))
-    problem.check_entries(problem.check_options(options), slots, width)
-    asked = Problem(
-        rows,
-        width,
-        pitch,
-        slots,
-        name,
-        Device(info.kind, info.index),
-        options,
+    for name in options:
+        if name not in RANKED:
+            remedy = arguments.remedy_of(name, (*RANKED, *WRITTEN))
+            raise TypeError(f"plan() got an unexpected keyword argument {name!r}: {remedy}")
+    given = flat({**options, "values": values, "raw": raw, "counts": counts, "fill": fill, "overlap": overlap})
+    if scores is not None:
+        if rows is not None or width is not None:
+            raise ArgumentError("rows" if width is None else "width", "an int with scores", "nothing with scores")
+        asked = calls.parse(scores, lengths, k, out=out, num_rows=num_rows, given=given).problem
+        info = dispatch.device_info(asked.device)
+        return planner.choose(asked, info, family=family, policy=policy, splits=splits)
+    per_row = given.get("max_k") is not None
+    bounds = given.get("ends") if lengths is None else lengths
+    stated = [None if array is True else dtype_text(getattr(array, "dtype", array)) for array in (bounds, out)]
+    resolved = arguments.resolve(
+        given, None, per_row_k=per_row, lengths=lengths is not None, length_dtype=stated[0], out_dtype=stated[1]
     )
-    return planner.choose(asked, info, family=family, policy=policy, splits=splits)
+    return dispatch.plan_of(
+        rows=rows, width=width, k=given["max_k"] if per_row and k is None else k, pitch=pitch, dtype=dtype,
+        device=device, options=resolved, family=family, policy=policy, splits=splits,
+    )  # fmt: skip
 
 
 def _traced_by_jax(*values: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import api
+from ksieve import dispatch
 from ksieve.checking.verify import verify
 from ksieve.core.errors import KsieveError
 
@@ -59,7 +59,7 @@ def run(backend: str) -> SelfTest:
 
 
 def _select(scores: NDArray[Any], lengths: NDArray[np.int32], k: int, backend: Any) -> Any:
-    return api.topk(scores, lengths, k, backend=backend)
+    return dispatch.select(scores, lengths, k, backend=backend).indices
 
 
 def _select_on_gpu(scores: NDArray[Any], lengths: NDArray[np.int32], k: int) -> NDArray[np.int32]:
@@ -72,7 +72,7 @@ def _select_on_gpu(scores: NDArray[Any], lengths: NDArray[np.int32], k: int) -> 
     with driver.activated(context):
         arrays = [_OnDevice(driver, a) for a in (scores, lengths, np.full((len(scores), k), -7, np.int32))]
         try:
-            api.topk(arrays[0], arrays[1], k, out=arrays[2], backend="cuda")
+            dispatch.select(arrays[0], arrays[1], k, out=arrays[2], backend="cuda")
             driver.synchronize(0)
             size = 4 * len(scores) * k
             return np.frombuffer(driver.read(arrays[2].pointer, size), np.int32).reshape(len(scores), k)

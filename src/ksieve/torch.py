@@ -87,10 +87,10 @@ def topk(
         return torch.topk(input, k, dim, largest, sorted, out=out)
     moved = input.resolve_neg().movedim(dim, -1)
     order: Any = "value" if sorted and k <= _MOST_IN_ORDER else False
-    indices, values = api.topk(
+    indices, values, *_ = api.select(
         dense(moved.reshape(-1, moved.shape[-1])),
         k=k,
-        return_values=True,
+        values=True,
         index_dtype="int64",
         sorted=order,
         largest=largest,

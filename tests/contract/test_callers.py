@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from flat_calls import ask
 from ksieve.core.errors import ArgumentError
 from ksieve_lab import oracle
 
@@ -39,12 +40,12 @@ def test_every_vector_of_one_row_has_no_dimension(library):
     numbers = {"starts": 7, "ends": 250, "offsets": 1000}
     given = {name: library(np.array(value, np.int32)) for name, value in numbers.items()}
     counts = library(np.array(-7, np.int32))
-    found = np.asarray(ksieve.topk(library(ROW), k=K, sorted=True, counts_out=counts, **given))
+    found = np.asarray(ask(library(ROW), k=K, sorted=True, counts=counts, **given))
     assert found.tolist() == (np.argsort(-ROW[7:250], kind="stable")[:K] + 1007).tolist()
     assert int(counts) == K
     table = library(np.arange(300, dtype=np.int32)[None] + 20)
     mapped = ksieve.topk(
-        library(ROW), k=K, sorted=True, page_table=table, row_to_request=library(np.array(0, np.int32))
+        library(ROW), k=K, sorted=True, transform=ksieve.PageTable(table, row_to_request=library(np.array(0, np.int32)))
     )
     assert np.asarray(mapped).tolist() == (np.argsort(-ROW, kind="stable")[:K] + 20).tolist()
 
@@ -65,7 +66,7 @@ def test_starts_of_64_bits(library, bound, bits):
     starts = np.array([-(2**40) + 3, 0, 7, 39, 2**40 + 1], np.int64)
     bounds = np.array([40, 3, 20, 40, 40], bits)
     call = {"starts": starts, bound: bounds, "sorted": True}
-    found = ksieve.topk(library(scores), k=K, **{n: library(v) if n != "sorted" else v for n, v in call.items()})
+    found = ask(library(scores), k=K, **{n: library(v) if n != "sorted" else v for n, v in call.items()})
     oracle.assert_served(scores, K, call, {"indices": np.asarray(found)})
 
 
@@ -85,7 +86,7 @@ class Last:
 scores = np.zeros((2, 9), np.float32)
 running = ksieve.Running(2, 3, 9)
 CALLS = (
-    lambda: ksieve.topk(scores, k=3), lambda: ksieve.topk(scores, k=3, sorted=True, backend="reference"),
+    lambda: ksieve.topk(scores, k=3), lambda: ksieve.select(scores, k=3, values=True),
     lambda: ksieve.plan(rows=2, width=9, k=3), lambda: ksieve.verify(scores, None, np.zeros((2, 3), np.int32)),
     lambda: ksieve.Running(2, 3, 9), lambda: running.push(scores, 0), lambda: running.finish(),
 )

@@ -7,7 +7,9 @@ import pytest
 
 import ksieve
 from answers import RANKINGS, reaches
+from flat_calls import ask, finished
 from ksieve import ArgumentError, Running, VerificationError
+from ksieve.core.groups import grouped
 from ksieve.core.keys import widen
 from ksieve.running import Candidates
 
@@ -56,11 +58,12 @@ def test_the_answer_of_whole_rows(case, dtype, ranking):
     given[8], given[14], lengths[14] = -5, 2**31, WIDTH
     slots = {"k": rng.integers(0, K + 1, ROWS).astype(np.int32), "max_k": K} if case == "own k" else {"k": K}
     block = {"block_size": 4} if case == "blocks" else {}
-    running = Running(ROWS, max_tile=1024, dtype=scores.dtype, deterministic=True, **slots, **how, **block)
+    asked = grouped(slots | how | block | {"deterministic": True})
+    running = Running(ROWS, max_tile=1024, dtype=scores.dtype, **asked)
     candidates = Candidates(running, WIDTH, capacity=CAPACITY, share=SHARE // (4 if block else 1))
     entries, ends = scores, lengths
     if block:  # the producer makes one score of each block
-        numbers = ksieve.topk(scores, lengths, k=WIDTH // 4, return_values=True, sorted="index", **block, **how)
+        numbers = ask(scores, lengths, k=WIDTH // 4, values=True, sorted="index", **block, **how)
         entries, ends = numbers[1], -(-lengths // 4)
     samples = entries.take(candidates.columns, axis=1)
     for wanted in range(2):
@@ -74,8 +77,8 @@ def test_the_answer_of_whole_rows(case, dtype, ranking):
         assert resolved[-1] > resolved[0] or not wanted
         for begin in range(0, WIDTH, 1024):
             running.push(scores[:, begin : begin + 1024], begin, candidates.left)
-        found = running.finish(return_values=True)
-        expected = ksieve.topk(scores, lengths, deterministic=True, return_values=True, **slots, **block, **how)
+        found = finished(running, values=True)
+        expected = ask(scores, lengths, deterministic=True, values=True, **slots, **block, **how)
         for got, right in zip(found, expected, strict=True):
             assert got.tobytes() == right.tobytes()
 
@@ -98,7 +101,7 @@ def test_nan_stands_for_no_number(ranking):
     rng, how = np.random.default_rng(0), RANKINGS[ranking]
     scores = rng.standard_normal((ROWS, WIDTH)).astype(np.float32)
     scores[:, rng.permutation(WIDTH)[: K - 2]] = np.nan
-    running = Running(ROWS, K, WIDTH, deterministic=True, **how)
+    running = Running(ROWS, K, WIDTH, deterministic=True, **grouped(how))
     candidates = Candidates(running, WIDTH, capacity=CAPACITY)
     candidates.propose(scores.take(candidates.columns, axis=1))
     ordered = np.sort(scores if ranking == "smallest" else -scores, axis=1) * (1 if ranking == "smallest" else -1)
@@ -107,7 +110,7 @@ def test_nan_stands_for_no_number(ranking):
     candidates.certify(check=True)
     assert (candidates.left == (0 if ranking == "nan_first" else WIDTH)).all()
     running.push(scores, 0, candidates.left)
-    assert running.finish().tobytes() == ksieve.topk(scores, k=K, deterministic=True, **how).tobytes()
+    assert running.finish().tobytes() == ask(scores, k=K, deterministic=True, **how).tobytes()
 
 
 def test_tensors():

@@ -20,10 +20,12 @@ from conftest import ROOT
 import ksieve
 import ksieve_lab
 from cases import CASES, DTYPES, FAMILIES, WIDE_CASES, build, clamp, first_k, lengths_of, scores_of
+from flat_calls import ask, plan_of, verified
 from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda, topk_on
 from ksieve import ArgumentError, KsieveError, Route, VerificationError, distributed
 from ksieve import running as tiles
 from ksieve.core.keys import widen
+from ksieve.core.options import Options
 from ksieve.core.policy import POLICIES as NAMED
 from ksieve.model import reference
 from ksieve_lab.oracle import assert_exact, assert_served
@@ -349,7 +351,7 @@ def test_cost_of_any_family(backend, shape):
     for family in FAMILIES:
         scores = scores_of(family, rows, width, k)
         plan = ksieve.plan(rows=rows, width=width, k=k, device="cuda" if backend == "cuda" else "cpu")
-        _, stats = topk_on(backend, scores, None, plan=plan, return_stats=True)
+        _, stats = topk_on(backend, scores, None, plan=plan, stats=True)
         traffic = check_traffic(
             stats,
             [width] * rows,
@@ -373,7 +375,7 @@ def test_statistics_are_the_models_on_wide_rows(case, backend):
     plan = ksieve.plan(rows=case.rows, width=case.width, k=case.k, pitch=inputs.pitch, dtype=case.dtype, device=device)
     lengths = clamp(inputs.lengths, case.rows, case.width)
     _, model = reference.select(inputs.scores, lengths, case.k, **model_arguments(plan))
-    _, found = topk_on(backend, inputs.scores, inputs.lengths, plan=plan, offset=inputs.offset, return_stats=True)
+    _, found = topk_on(backend, inputs.scores, inputs.lengths, plan=plan, offset=inputs.offset, stats=True)
     np.testing.assert_array_equal(found.raw, model.raw)
 
 
@@ -392,7 +394,7 @@ def test_errors_name_the_argument_and_write_nothing(backend):
     }
     for name, (options, got, takes) in bad.items():
         with pytest.raises(ArgumentError) as error:
-            ksieve.topk(plain(), backend=backend, out=out, **{"k": 20, **options})
+            ask(plain(), backend=backend, out=out, **{"k": 20, **options})
         assert isinstance(error.value, ValueError) and isinstance(error.value, KsieveError)
         assert str(error.value).startswith(f"{name}: got {got}; takes {takes}")
     assert (out == 7).all()
@@ -405,7 +407,7 @@ def test_errors_on_cuda_write_nothing():
     scores, out = to_cuda(plain()), torch.full((6, 20), 7, dtype=torch.int32, device="cuda")
     for options in ({"lengths": torch.zeros(6, dtype=torch.int16, device="cuda")}, {"policy": "fast"}, {"k": -1}):
         with pytest.raises(ArgumentError):
-            ksieve.topk(scores, out=out, **{"k": 20, **options})
+            ask(scores, out=out, **{"k": 20, **options})
     assert bool((out == 7).all())
 
 
@@ -433,7 +435,7 @@ def test_devices_may_not_mix():
 @cites("C28")
 def test_equal_facts_give_equal_plans():
     facts = {"rows": 512, "width": 131_072, "k": 2048, "pitch": 131_080, "dtype": "bfloat16"}
-    one, two = ksieve.plan(**facts), ksieve.plan(**facts)
+    one, two = plan_of(**facts), plan_of(**facts)
     assert one == two and hash(one) == hash(two) and str(one) == str(two) and one.reason
     with pytest.raises(AttributeError):
         one.capacity = 5
@@ -621,11 +623,9 @@ def test_a_window_is_a_row(backend, dtype):
     windows = np.stack([row[s : s + 8500] for row, s in zip(scores, starts, strict=True)])
     for row, s in zip(scores, starts, strict=True):
         row[:s] = row[s + 8500 :] = 0x7F80 if dtype == "bfloat16" else np.inf
-    call = {"starts": starts, "ends": ends, "index_base": "start", "deterministic": True, "return_values": True}
-    found = serve_on(backend, scores, 300, call, policy="paper-64", return_stats=True)
-    alone = serve_on(
-        backend, windows, 300, {"deterministic": True, "return_values": True}, policy="paper-64", return_stats=True
-    )
+    call = {"starts": starts, "ends": ends, "index_base": "start", "deterministic": True, "values": True}
+    found = serve_on(backend, scores, 300, call, policy="paper-64", stats=True)
+    alone = serve_on(backend, windows, 300, {"deterministic": True, "values": True}, policy="paper-64", stats=True)
     np.testing.assert_array_equal(found["indices"], alone["indices"])
     assert found["values"].tobytes() == alone["values"].tobytes()
     np.testing.assert_array_equal(found["stats"].raw, alone["stats"].raw)
@@ -646,7 +646,7 @@ def test_rows_of_a_request(backend, next_n):
 @every_backend
 def test_each_row_has_its_k(backend):
     ks = np.array([0, 1, 19, 20, 21, -5, -(2**31), 2**31 - 1], np.int32)
-    answer, stats = served(backend, plain(8), 20, {"ks": ks}, return_stats=True)
+    answer, stats = served(backend, plain(8), 20, {"ks": ks}, stats=True)
     assert (answer["indices"][[0, 5, 6]] == -1).all()
     assert (stats.scans[[0, 5, 6]] == 0).all() and (stats.sampled[[0, 5, 6]] == 0).all()
 
@@ -666,7 +666,7 @@ def test_transforms(backend, index_dtype):
         {**tables, "row_to_request": np.array([5, 0, 6, -1, 2**31 - 1, 3], np.int32)},
         {"page_table": rng.permutation(500).astype(np.int32)[None], "row_to_request": np.zeros(6, np.int32)},
     ):
-        call = {"lengths": lengths, "index_dtype": index_dtype, "return_raw": True, **more}
+        call = {"lengths": lengths, "index_dtype": index_dtype, "raw": True, **more}
         answer = served(backend, scores, 20, call)
         plainly = topk_on(backend, scores, lengths, 20, sorted="index")
         np.testing.assert_array_equal(np.sort(answer["raw"]), np.sort(plainly))
@@ -678,9 +678,7 @@ def test_transforms(backend, index_dtype):
 def test_values_are_the_scores_bits(backend, dtype):
     for family in ("random_bits", "signed_zero", "subnormal", "some_nan"):
         scores = scores_of(family, 5, 400, 30, dtype)
-        answer = served(
-            backend, scores, 30, {"return_values": True, "lengths": np.array([400, 31, 30, 5, 0], np.int32)}
-        )
+        answer = served(backend, scores, 30, {"values": True, "lengths": np.array([400, 31, 30, 5, 0], np.int32)})
         chosen = np.take_along_axis(scores, np.maximum(answer["indices"], 0).astype(np.int64), axis=1)
         used, bits = answer["indices"] >= 0, f"u{scores.itemsize}"
         np.testing.assert_array_equal(answer["values"].view(bits)[used], chosen.view(bits)[used])
@@ -693,7 +691,7 @@ def test_slots_in_order(backend, order):
     for family in ("few_values", "some_nan", "signed_zero", "infinities", "normal"):
         scores = scores_of(family, 6, 400, 60)
         for tie_break in (None, "low", "high"):
-            call = {"sorted": order, "tie_break": tie_break, "return_values": True}
+            call = {"sorted": order, "tie_break": tie_break, "values": True}
             served(backend, scores, 60, {**call, "lengths": np.array([400, 61, 60, 59, 0, 400], np.int32)})
 
 
@@ -713,7 +711,7 @@ def test_ties_go_to_one_end(backend, tie_break, policy):
 @every_backend
 def test_the_same_bytes_in_any_batch_under_any_plan(backend):
     row = scores_of("relu_plateau", 1, 70_000, 2048)
-    call = {"sorted": True, "batch_invariant": True, "return_values": True}
+    call = {"sorted": True, "deterministic": True, "values": True}
     first = None
     for rows in (1, 2, 3, 17):
         for policy in ("direct", "paper-64", "quads-16"):
@@ -729,11 +727,11 @@ def test_the_same_bytes_in_any_batch_under_any_plan(backend):
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_same_bytes_with_any_number_of_threads(threads):
     scores = scores_of("few_values", 200, 3000, 70)
-    options = ksieve.Options(order="index", tie_break="high", values=True)
-    plan = ksieve.plan(rows=200, width=3000, k=70, options=options)
-    want = ksieve.topk(scores, plan=replace(plan, threads=1))
+    options = Options(order="index", tie_break="high", values=True)
+    plan = plan_of(rows=200, width=3000, k=70, options=options)
+    want = ask(scores, plan=replace(plan, threads=1), values=True)
     for _ in range(5):
-        found = ksieve.topk(scores, plan=replace(plan, threads=threads))
+        found = ask(scores, plan=replace(plan, threads=threads), values=True)
         assert all(a.tobytes() == b.tobytes() for a, b in zip(found, want, strict=True))
 
 
@@ -741,24 +739,22 @@ def test_the_same_bytes_with_any_number_of_threads(threads):
 @every_backend
 @pytest.mark.parametrize(
     "call",
-    [{"sorted": True, "return_values": True, "index_dtype": "int64"}, {"tie_break": "high"}, {"deterministic": True}],
+    [{"sorted": True, "values": True, "index_dtype": "int64"}, {"tie_break": "high"}, {"deterministic": True}],
     ids=lambda call: "-".join(call),
 )
 def test_what_options_cost(backend, call):
     """The statistics are the model's, and the model's are those of the plain call, but for one scan of a tie-break."""
     order = {"sorted": "value", "deterministic": "index"}.get(next(iter(call)), "any")
     tie_break = {"tie_break": "high", "deterministic": "low"}.get(next(iter(call)), "any")
-    values = "return_values" in call
-    options = ksieve.Options(
-        order=order, tie_break=tie_break, values=values, index_dtype="int64" if values else "int32"
-    )
+    values = "values" in call
+    options = Options(order=order, tie_break=tie_break, values=values, index_dtype="int64" if values else "int32")
     device = "cuda" if backend == "cuda" else "cpu"
-    plan = ksieve.plan(rows=3, width=40_000, k=2048, device=device, options=options)
+    plan = plan_of(rows=3, width=40_000, k=2048, device=device, options=options)
     own = model_arguments(plan)
     most = 0
     for family in FAMILIES:
         scores = scores_of(family, 3, 40_000, 2048)
-        found = serve_on(backend, scores, 2048, call, plan=plan, return_stats=True)["stats"]
+        found = serve_on(backend, scores, 2048, call, plan=plan, stats=True)["stats"]
         _, model = reference.select(scores, None, 2048, options=options, **own)
         _, plainly = reference.select(scores, None, 2048, **own)
         np.testing.assert_array_equal(found.raw, model.raw, err_msg=family)
@@ -775,19 +771,19 @@ def test_what_options_cost(backend, call):
 @every_backend
 def test_a_plan_has_options(backend):
     device = "cuda" if backend == "cuda" else "cpu"
-    options = ksieve.Options(windows="lengths", order="value", values=True, index_dtype="int64", index_base="start")
-    plan = ksieve.plan(rows=8, width=500, k=20, device=device, options=options)
-    assert plan == ksieve.plan(rows=8, width=500, k=20, device=device, options=options) and "order='value'" in str(plan)
+    options = Options(windows="lengths", order="value", values=True, index_dtype="int64", index_base="start")
+    plan = plan_of(rows=8, width=500, k=20, device=device, options=options)
+    assert plan == plan_of(rows=8, width=500, k=20, device=device, options=options) and "order='value'" in str(plan)
     scores, starts, lengths = plain(), np.arange(6, dtype=np.int32), np.full(6, 400, np.int32)
-    indices, values = topk_on(backend, scores, lengths, plan=plan, starts=starts)
+    indices, values = topk_on(backend, scores, lengths, plan=plan, starts=starts, index_base="start", values=True)
     call = {"starts": starts, "lengths": lengths, "sorted": True, "index_base": "start", "index_dtype": "int64"}
     assert_served(scores, 20, call, {"indices": indices, "values": values})
     for more, name in (
         ({"starts": None}, "windows"), ({"sorted": "index"}, "order"), ({"tie_break": "low"}, "tie_break"),
-        ({"index_dtype": "int32"}, "index_dtype"), ({"offsets": starts}, "transform"), ({"return_raw": True}, "raw"),
-        ({"next_n": 2, "lengths": lengths[:3]}, "next_n"), ({"return_values": False}, "values"),
+        ({"index_dtype": "int32"}, "index_dtype"), ({"offsets": starts}, "transform"), ({"raw": True}, "raw"),
+        ({"next_n": 2, "lengths": lengths[:3]}, "next_n"), ({"values": False}, "values"),
     ):  # fmt: skip
-        asked = {"starts": starts, "lengths": lengths, **more}
+        asked = {"starts": starts, "index_base": "start", "lengths": lengths, "values": True, **more}
         with pytest.raises(ArgumentError, match=rf"^plan: got a call with {name} "):
             topk_on(backend, scores, asked.pop("lengths"), plan=plan, **asked)
 
@@ -799,15 +795,15 @@ def test_outputs_are_memory_of_their_own(backend):
     slots = held.view(np.int32)[:, :20]
     fresh, before = np.full((6, 40), 7, np.int32), held.copy()
     for outputs, message in (
-        ({"raw_out": slots}, "raw_out: got memory that overlaps scores"),
-        ({"values_out": held[:, :20]}, "values_out: got memory that overlaps scores"),
-        ({"out": fresh[:, :20], "raw_out": fresh[:, 19:39]}, "raw_out: got memory that overlaps out"),
-        ({"raw_out": fresh[:, :20], "starts": fresh[0, :6]}, "raw_out: got memory that overlaps starts"),
-        ({"raw_out": fresh[:, :20].astype(np.int64)}, "raw_out: got dtype int64; takes dtype int32"),
-        ({"values_out": held[:, :20].astype(np.float16)}, "values_out: got dtype float16; takes dtype float32"),
+        ({"raw": slots}, "raw: got memory that overlaps scores"),
+        ({"values": held[:, :20]}, "values: got memory that overlaps scores"),
+        ({"out": fresh[:, :20], "raw": fresh[:, 19:39]}, "raw: got memory that overlaps out"),
+        ({"raw": fresh[:, :20], "starts": fresh[0, :6]}, "raw: got memory that overlaps starts"),
+        ({"raw": fresh[:, :20].astype(np.int64)}, "raw: got dtype int64; takes dtype int32"),
+        ({"values": held[:, :20].astype(np.float16)}, "values: got dtype float16; takes dtype float32"),
     ):
         with pytest.raises(ArgumentError, match="^" + re.escape(message)):
-            ksieve.topk(held, k=20, backend=backend, **outputs)
+            ask(held, k=20, backend=backend, **outputs)
     assert (fresh == 7).all() and (held == before).all()
 
 
@@ -827,13 +823,13 @@ def test_the_smallest(backend, dtype):
             bits = np.dtype(f"u{scores.itemsize}")
             negated = (scores.view(bits) ^ bits.type(1 << (8 * scores.itemsize - 1))).view(scores.dtype)
             lengths = lengths_of("ragged", rows, width, k)
-            call = {"lengths": lengths, "largest": False, "return_values": True}
+            call = {"lengths": lengths, "largest": False, "values": True}
             if width < 1000:
                 for more in ({}, {"sorted": True}, {"tie_break": "high"}, {"starts": np.arange(rows, dtype=np.int32)}):
                     served(backend, scores, k, call | more)
             fixed = {"lengths": lengths, "sorted": True, "tie_break": "low"}
-            found = serve_on(backend, scores, k, call | fixed, policy="paper-64", return_stats=True)
-            other = serve_on(backend, negated, k, fixed, policy="paper-64", return_stats=True)
+            found = serve_on(backend, scores, k, call | fixed, policy="paper-64", stats=True)
+            other = serve_on(backend, negated, k, fixed, policy="paper-64", stats=True)
             np.testing.assert_array_equal(found["indices"], other["indices"])
             assert (found["stats"].scans <= 7).all()
             for name in ("route", "admitted0", "frontier0", "committed0", "filled", "sampled"):
@@ -851,7 +847,7 @@ def test_nan_is_the_greatest_if_asked_for(backend, dtype):
         scores = scores_of(family, 6, 300, 40, dtype)
         lengths = lengths_of("ragged", 6, 300, 40)
         for more in ({}, {"sorted": True}, {"tie_break": "low", "sorted": "index"}, {"tie_break": "high"}):
-            call = {"lengths": lengths, "nan": "highest", "return_values": True, **more}
+            call = {"lengths": lengths, "nan": "highest", "values": True, **more}
             answer = served(backend, scores, 40, call)
             if more.get("sorted") is True:
                 is_nan = np.isnan(widen(answer["values"]))
@@ -874,7 +870,7 @@ def test_scores_of_any_rank(backend, leading):
         "offsets": rng.integers(-9, 9, rows).astype(np.int32),
     }
     ks = rng.integers(0, 9, rows).astype(np.int32)
-    more = {"sorted": True, "tie_break": "low", "return_values": True, "return_raw": True, "return_stats": True}
+    more = {"sorted": True, "tie_break": "low", "values": True, "raw": True, "stats": True}
     scores, shaped = flat.reshape(*leading, 200), {name: v.reshape(leading) for name, v in vectors.items()}
     bounds = [vectors.pop("lengths"), shaped.pop("lengths")]
     # A scalar array k is no array k: scores of one dimension take an int.
@@ -887,7 +883,13 @@ def test_scores_of_any_rank(backend, leading):
             np.testing.assert_array_equal(one.reshape(other.shape), other)
         np.testing.assert_array_equal(found[-1].raw, want[-1].raw)
         assert ksieve.verify(
-            scores, bounds[1], found[2], k=shaped_k, starts=shaped["starts"], sorted=True, tie_break="low"
+            scores,
+            bounds[1],
+            found[2],
+            k=shaped_k,
+            bounds=ksieve.RowBounds(starts=shaped["starts"]),
+            sorted=True,
+            tie_break="low",
         )
     out = np.full((*leading, 7), 99, np.int32)
     topk_on(backend, scores, None, 7, out=out, deterministic=True)
@@ -901,24 +903,24 @@ def test_leading_dimensions_collapse_without_a_copy_or_are_refused(backend):
     padded = np.zeros((2, 3, 4, 64), np.float32)
     padded[..., :50] = x
     wide = np.full((2, 3, 4, 9), 99, np.int32)
-    found = ksieve.topk(padded[..., :50], k=5, sorted=True, out=wide[..., :5], backend=backend)
+    found = ask(padded[..., :50], k=5, sorted=True, out=wide[..., :5], backend=backend)
     assert found.base is wide and (wide[..., 5:] == 99).all()
-    np.testing.assert_array_equal(found, ksieve.topk(x, k=5, sorted=True, backend=backend))
-    request = ksieve.topk(x, np.full((2, 3, 2), 50, np.int32), 5, next_n=2, sorted=True, backend=backend)
-    again = ksieve.topk(x, np.full(12, 50, np.int32), 5, next_n=2, sorted=True, backend=backend)
+    np.testing.assert_array_equal(found, ask(x, k=5, sorted=True, backend=backend))
+    request = ask(x, np.full((2, 3, 2), 50, np.int32), 5, next_n=2, sorted=True, backend=backend)
+    again = ask(x, np.full(12, 50, np.int32), 5, next_n=2, sorted=True, backend=backend)
     np.testing.assert_array_equal(request, again)
     torch = pytest.importorskip("torch")
     many = padded.reshape(2, 3, 2, 2, 64)[:, :2, :1]
     for bad, remedy in ((many, "np.ascontiguousarray"), (torch.from_numpy(x)[:, :2, :3], "contiguous()")):
         with pytest.raises(ArgumentError, match=rf"^scores: got shape .* at most two.*: .*{re.escape(remedy)}"):
-            ksieve.topk(bad, k=5, backend=backend)
+            ask(bad, k=5, backend=backend)
     for name, array in (
         ("lengths", np.zeros(24, np.int32)),
         ("starts", np.zeros((2, 12), np.int32)),
         ("out", np.zeros((24, 5), np.int32)),
     ):
         with pytest.raises(ArgumentError, match=rf"^{name}: got shape .*takes shape \(2, 3, 4"):
-            ksieve.topk(x, k=5, backend=backend, **{name: array})
+            ask(x, k=5, backend=backend, **{name: array})
 
 
 @cites("C49", "C15")
@@ -930,7 +932,7 @@ def test_rows_that_are_all_the_same_one(backend, dtype):
     same = np.lib.stride_tricks.as_strided(one, (9, 3001), (0, one.itemsize))
     call = {
         "starts": np.arange(9, dtype=np.int32) * 50, "ends": np.arange(9, dtype=np.int32) * 350, "sorted": True,
-        "tie_break": "high", "return_values": True,
+        "tie_break": "high", "values": True,
     }  # fmt: skip
     answer = served(backend, same, 64, call)
     copies = serve_on(backend, np.ascontiguousarray(same), 64, call)
@@ -975,8 +977,8 @@ def test_lengths_of_64_bits(backend, next_n):
 def test_a_plan_has_a_dtype_of_lengths(backend):
     device = "cuda" if backend == "cuda" else "cpu"
     lengths = np.full(6, 9, np.int64)
-    options = ksieve.Options(length_dtype="int64")
-    plans = [ksieve.plan(rows=6, width=500, k=20, device=device, options=o) for o in (ksieve.Options(), options)]
+    options = Options(length_dtype="int64")
+    plans = [plan_of(rows=6, width=500, k=20, device=device, options=o) for o in (Options(), options)]
     np.testing.assert_array_equal(
         np.sort(topk_on(backend, plain(), lengths, plan=plans[1])),
         np.sort(topk_on(backend, plain(), lengths.astype(np.int32), plan=plans[0])),
@@ -993,8 +995,8 @@ def test_a_live_row_count_on_the_host(backend):
     scores, lengths = plain(9), lengths_of("ragged", 9, 500, 40)
     for count in (-5, 0, 1, 8, 9, 10, 2**70, np.int64(3), np.uint8(2)):
         array = np.array([min(max(int(count), -100), 100)], np.int32)
-        for more in ({}, {"return_values": True, "index_dtype": "int64"}):
-            asked = more | {"deterministic": True, "return_stats": True}
+        for more in ({}, {"values": True, "index_dtype": "int64"}):
+            asked = more | {"deterministic": True, "stats": True}
             found, want = (topk_on(backend, scores, lengths, 40, num_rows=n, **asked) for n in (count, array))
             for one, other in zip(found[:-1], want[:-1], strict=True):
                 assert one.tobytes() == other.tobytes()
@@ -1009,7 +1011,7 @@ def test_no_slots(backend, leading):
     scores = plain(rows).reshape(*leading, 500)
     shape, lengths = (*leading, 0), np.full(leading, 9, np.int32)
     assert topk_on(backend, scores, lengths, 0).shape == shape
-    call = {"return_values": True, "return_raw": True, "index_dtype": "int64", "return_stats": True, "num_rows": rows}
+    call = {"values": True, "raw": True, "index_dtype": "int64", "stats": True, "num_rows": rows}
     for more in ({}, {"sorted": True, "tie_break": "high", "largest": False}):
         indices, values, raw, stats = topk_on(backend, scores, lengths, 0, **call, **more)
         assert indices.shape == values.shape == raw.shape == shape
@@ -1017,7 +1019,7 @@ def test_no_slots(backend, leading):
         _, model = reference.select(scores.reshape(rows, 500), None, 0, policy=None)
         np.testing.assert_array_equal(stats.raw, model.raw)
     live = np.array([rows // 2], np.int32)
-    assert len(topk_on(backend, scores, None, 0, num_rows=live, return_stats=True)[1]) == rows // 2
+    assert len(topk_on(backend, scores, None, 0, num_rows=live, stats=True)[1]) == rows // 2
     out = np.zeros(shape, np.int32)
     assert topk_on(backend, scores, None, 0, out=out).shape == shape
     assert ksieve.verify(scores, lengths, out)
@@ -1038,7 +1040,7 @@ def test_an_order_of_many_slots(backend):
         lengths = np.array([60_000, 20_001, 19_999], np.int32)
         for asked in ({"sorted": True}, {"tie_break": "high"}, {"sorted": True, "tie_break": "high", "largest": False}):
             found = topk_on(backend, scores, lengths, 20_000, **asked)
-            assert ksieve.verify(scores, lengths, found, k=20_000, **asked), (family, asked)
+            assert verified(scores, lengths, found, k=20_000, **asked), (family, asked)
     short = topk_on(backend, plain(2, 100), None, 1 << 20, deterministic=True)
     assert (short[:, :100] == np.arange(100)).all() and (short[:, 100:] == -1).all()
 
@@ -1048,7 +1050,7 @@ def test_values_carry_the_gradient_of_the_selected_scores():
     torch = pytest.importorskip("torch")
     scores = torch.from_numpy(scores_of("few_values", 4, 300, 20, "float32")).requires_grad_()
     lengths = torch.tensor([300, 10, 0, 21], dtype=torch.int32)
-    indices, values = ksieve.topk(scores, lengths, 20, return_values=True, largest=False)
+    indices, values = ask(scores, lengths, 20, values=True, largest=False)
     weights = torch.arange(80.0).reshape(4, 20) + 1
     (values.clamp(max=1e9) * weights).sum().backward()
     expected = torch.zeros_like(scores)
@@ -1057,8 +1059,8 @@ def test_values_carry_the_gradient_of_the_selected_scores():
             if index >= 0:
                 expected[row, index] = weights[row, slot]
     assert torch.equal(scores.grad, expected)
-    with pytest.raises(ArgumentError, match=r"^values_out: "):
-        ksieve.topk(scores, lengths, 20, values_out=torch.zeros(4, 20, requires_grad=True))
+    with pytest.raises(ArgumentError, match=r"^values: "):
+        ask(scores, lengths, 20, values=torch.zeros(4, 20, requires_grad=True))
 
 
 @cites("C55")
@@ -1069,7 +1071,7 @@ def test_positions_are_written_and_decide(backend):
     positions = np.stack([rng.permutation(10_000)[:300] for _ in range(5)]).astype(np.int32)
     positions[rng.random(positions.shape) < 0.3] = -1
     scores[positions < 0] = np.inf
-    asked = {"positions": positions, "sorted": "index", "tie_break": "high", "return_values": True}
+    asked = {"positions": positions, "sorted": "index", "tie_break": "high", "values": True}
     found, values = topk_on(backend, scores, None, 20, **asked)
     for row, (slots, held) in enumerate(zip(found.tolist(), values.tolist(), strict=True)):
         score = dict(zip(positions[row].tolist(), scores[row].tolist(), strict=True))
@@ -1081,12 +1083,12 @@ def test_positions_are_written_and_decide(backend):
 @pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_used_slots_are_counted(backend):
     counts = np.full(4, 77, np.int32)
-    call = {"counts_out": counts, "num_rows": np.array([3], np.int32), "page_table": np.zeros((1, 1), np.int32)}
+    call = {"counts": counts, "num_rows": np.array([3], np.int32), "page_table": np.zeros((1, 1), np.int32)}
     topk_on(backend, plain(4), np.array([500, 3, -1, 9], np.int32), 20, **call)
     assert counts.tolist() == [20, 3, 0, 0]
-    topk_on(backend, plain(4), None, np.array([0, 5, 30, -1], np.int32), max_k=20, counts_out=counts)
+    topk_on(backend, plain(4), None, np.array([0, 5, 30, -1], np.int32), max_k=20, counts=counts)
     assert counts.tolist() == [0, 5, 20, 0]
-    topk_on(backend, plain(4), None, 0, counts_out=counts)
+    topk_on(backend, plain(4), None, 0, counts=counts)
     assert counts.tolist() == [0] * 4
 
 
@@ -1095,7 +1097,7 @@ def test_used_slots_are_counted(backend):
 def test_slots_that_are_not_used_need_not_be_written(backend):
     """This package's own ones on the CPU are; what they hold says nothing, so that `verify` does not read them."""
     counts, lengths = np.zeros(3, np.int32), np.array([500, 3, 0], np.int32)
-    found = topk_on(backend, plain(3), lengths, 20, counts_out=counts, fill=False)
+    found = topk_on(backend, plain(3), lengths, 20, counts=counts, fill=False)
     found = np.where(np.arange(20) < counts[:, None], found, 7)
     assert ksieve.verify(plain(3), lengths, found, counts=counts)
     assert not ksieve.verify(plain(3), lengths, found)
@@ -1106,14 +1108,14 @@ def test_slots_that_are_not_used_need_not_be_written(backend):
     for row, wrong in ((1, [20, 4, 0]), (0, [21, 3, 0]), (2, [20, 3, -1])):
         first = ksieve.verify(plain(3), lengths, found, counts=np.array(wrong)).first
         assert first and (first.row, str(first.reason)) == (row, "miscounted")
-    for given in ({"fill": False}, {"fill": 1, "counts_out": counts}):
+    for given in ({"fill": False}, {"fill": 1, "counts": counts}):
         with pytest.raises(ArgumentError, match=r"^fill: got "):
             topk_on(backend, plain(3), lengths, 20, **given)
     with pytest.raises(ArgumentError, match=r"^counts: got shape \(2,\)"):
         ksieve.verify(plain(3), lengths, found, counts=counts[:2])
-    asked = {"rows": 3, "width": 500, "k": 20, "device": "cpu", "options": ksieve.Options(counts=True)}
+    asked = {"rows": 3, "width": 500, "k": 20, "device": "cpu", "options": Options(counts=True)}
     with pytest.raises(ArgumentError, match=r"got a call with filled False \(fill\); takes filled True"):
-        topk_on(backend, plain(3), lengths, None, plan=ksieve.plan(**asked), counts_out=counts, fill=False)
+        topk_on(backend, plain(3), lengths, None, plan=plan_of(**asked), counts=counts, fill=False)
 
 
 @cites("C57", "C58")
@@ -1142,7 +1144,7 @@ def test_blocks_are_ranked_by_their_best_score(backend, dtype):
         for ranking in ({}, {"largest": False}, {"nan": "highest"}):
             scores = scores_of(family, 3, 331, 20, dtype)
             call = {"lengths": np.array([331, 325, 5], np.int32), "block_size": 6, "deterministic": True}
-            served(backend, scores, 20, call | {"return_values": True} | ranking)
+            served(backend, scores, 20, call | {"values": True} | ranking)
 
 
 @cites("C60")
@@ -1150,13 +1152,13 @@ def test_blocks_are_ranked_by_their_best_score(backend, dtype):
 def test_a_window_that_begins_inside_a_block(backend):
     scores, starts = np.array([[9, 9, 1, 2, 3, 4, 5, 6, 9]], np.float32), np.array([2], np.int32)
     ends = np.array([8], np.int32)
-    call = {"starts": starts, "ends": ends, "block_size": 4, "sorted": True, "return_values": True}
+    call = {"starts": starts, "ends": ends, "block_size": 4, "sorted": True, "values": True}
     for base, numbers, values in (("row", [1, 0], [6, 2]), ("start", [1, 0], [6, 4])):
         found, held = topk_on(backend, scores, None, 2, index_base=base, **call)
         assert found.tolist() == [numbers] and held.tolist() == [values]
-    positions = topk_on(backend, scores, None, 2, expand=True, **call)[0]
+    positions = topk_on(backend, scores, None, 2, expand=4, **call)[0]
     assert positions.tolist() == [[4, 5, 6, 7, 2, 3, -1, -1]]
-    local = topk_on(backend, scores, None, 2, expand=True, index_base="start", **call)[0]
+    local = topk_on(backend, scores, None, 2, expand=4, index_base="start", **call)[0]
     assert local.tolist() == [[4, 5, 0, 1, 2, 3, -1, -1]]
 
 
@@ -1167,12 +1169,12 @@ def test_forced_entries_rank_above_all_others(backend):
     both = {"force_first": 1, "force_last": 1}
     for k, call, expected in (
         (3, both, [0, 5, 3]),
-        (3, both | {"force": "beside"}, [0, 5, 3, 1, 4]),
-        (3, {"force_first": 2, "force": "beside"}, [0, 1, 3, 4, 2]),
+        (3, both | {"forced_extra": True}, [0, 5, 3, 1, 4]),
+        (3, {"force_first": 2, "forced_extra": True}, [0, 1, 3, 4, 2]),
         (2, {"force_last": 2, "tie_break": "high"}, [5, 4]),
         (np.array([1], np.int32), both | {"max_k": 2, "tie_break": "high"}, [5, -1]),
         (np.array([1], np.int32), both | {"max_k": 2, "tie_break": "low"}, [0, -1]),
-        (np.array([0], np.int32), both | {"max_k": 2, "force": "beside"}, [0, 5, -1, -1]),
+        (np.array([0], np.int32), both | {"max_k": 2, "forced_extra": True}, [0, 5, -1, -1]),
         (4, {"force_first": 2, "force_last": 2, "lengths": [3]}, [0, 1, 2, -1]),
     ):
         lengths = np.array(call.pop("lengths"), np.int32) if "lengths" in call else None
@@ -1185,12 +1187,12 @@ def test_forced_entries_rank_above_all_others(backend):
 @pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_selected_entries_are_written_as_positions(backend):
     scores, counts = np.array([[0, 5, 3, 9, 4, 7, 1]], np.float32), np.zeros(1, np.int32)
-    call = {"sorted": True, "counts_out": counts}
-    found = topk_on(backend, scores, None, 3, block_size=3, expand=True, force_last=1, **call)
+    call = {"sorted": True, "counts": counts}
+    found = topk_on(backend, scores, None, 3, block_size=3, expand=3, force_last=1, **call)
     assert found.tolist() == [[6, 3, 4, 5, 0, 1, 2, -1, -1]] and counts == 7
     found = topk_on(backend, scores, None, 2, expand=3, offsets=np.array([100], np.int32), **call)
     assert found.tolist() == [[109, 110, 111, 115, 116, 117]] and counts == 6
-    beside = topk_on(backend, scores, None, 1, expand=2, force_first=1, force="beside", **call)
+    beside = topk_on(backend, scores, None, 1, expand=2, force_first=1, forced_extra=True, **call)
     assert beside.tolist() == [[0, 1, 6, 7]]
 
 
@@ -1208,7 +1210,7 @@ def test_the_tail_stands_behind_the_entries(backend):
     requests = topk_on(backend, scores[:2], None, 2, expand=4, tail=tail[:1], next_n=2, sorted=True)
     np.testing.assert_array_equal(requests, [found[1], found[0]])
     lengths = np.array([4, 3, 1, 0, 4], np.int32)
-    blocks = topk_on(backend, scores, lengths, 1, block_size=2, expand=True, tail=lengths, sorted=True)
+    blocks = topk_on(backend, scores, lengths, 1, block_size=2, expand=2, tail=lengths, sorted=True)
     assert blocks.tolist() == [[2, 3, -1], [0, 1, 2], [0, -1, -1], [-1] * 3, [2, 3, -1]]
 
 
@@ -1216,7 +1218,7 @@ def test_the_tail_stands_behind_the_entries(backend):
 @pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_values_and_candidates_of_entries(backend):
     scores = np.array([[-0.0, 0.0, 3, 9, np.nan, 7, 1]], np.float32)
-    call = {"expand": True, "return_values": True, "sorted": True, "tail": np.array([7], np.int32)}
+    call = {"expand": 2, "values": True, "sorted": True, "tail": np.array([7], np.int32)}
     found, values = topk_on(backend, scores, None, 3, block_size=2, **call)
     assert found.tolist() == [[2, 3, 4, 5, 0, 1, 6]]
     assert values.view(np.uint32).tolist() == [
@@ -1229,15 +1231,12 @@ def test_values_and_candidates_of_entries(backend):
         "sorted": "index",
         "force_first": 1,
         "force_last": 1,
-        "return_values": True,
+        "values": True,
     }
     found, values = topk_on(backend, scores, None, 3, **call)
     assert found.tolist() == [[0, 1, 4, 5, 18, 19]]
     assert values[0, :2].tolist() == [9, 9] and values[0, -2:].tolist() == [7, 7]
-    statistics = [
-        ksieve.topk(scores, k=2, block_size=2, force_first=1, backend=b, return_stats=True)[1].raw
-        for b in HOST_BACKENDS
-    ]
+    statistics = [ask(scores, k=2, block_size=2, force_first=1, backend=b, stats=True)[1].raw for b in HOST_BACKENDS]
     np.testing.assert_array_equal(*statistics)
 
 
@@ -1257,17 +1256,16 @@ def test_positions_of_a_block_table(backend):
         np.testing.assert_array_equal(found, topk_on(backend, scores, None, 20, positions=positions, **call))
         judged = {"sorted": "index", "tie_break": "low"} if "deterministic" in call else call
         judged |= {"force_last": call.get("force_last")}
-        assert ksieve.verify(scores, None, found, block_table=table, **judged)
+        assert verified(scores, None, found, block_table=table, **judged)
     for bad, message in (
         ({"block_table": np.zeros((3, 7), np.int32)}, "got shape (3, 7); takes shape (3, n), with n a divisor"),
         ({"block_table": np.zeros((3, 0), np.int32)}, "got shape (3, 0); takes shape (3, n)"),
         ({"block_table": table.astype(np.int64)}, "got dtype int64; takes dtype int32"),
-        ({"block_table": table, "positions": positions}, "got an array together with positions"),
     ):
         with pytest.raises(ArgumentError, match=f"^block_table: {re.escape(message)}"):
             topk_on(backend, scores, None, 5, **bad)
         with pytest.raises(ArgumentError, match=f"^block_table: {re.escape(message)}"):
-            ksieve.verify(scores, None, found, **bad)
+            verified(scores, None, found, **bad)
     with pytest.raises(ArgumentError, match=r"^block_size: got 4 with positions"):
         topk_on(backend, scores, None, 5, block_table=table, block_size=4)
 

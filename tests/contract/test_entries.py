@@ -16,8 +16,10 @@ from hypothesis import strategies as st  # noqa: E402
 import ksieve  # noqa: E402
 from cases import pairwise  # noqa: E402
 from entry_calls import AXES, built, columns_of  # noqa: E402
+from flat_calls import ask, plan_of, verified  # noqa: E402
 from harness import HOST_BACKENDS  # noqa: E402
-from ksieve import ArgumentError, Options  # noqa: E402
+from ksieve import ArgumentError  # noqa: E402
+from ksieve.core.options import Options  # noqa: E402
 from ksieve_lab import oracle  # noqa: E402
 
 
@@ -26,7 +28,7 @@ def outputs(x, k, call, kind):
     if kind == "new":
         return {}
     columns, gap = columns_of(k, call), 3 if kind == "pitched" else 0
-    taken = {"out": call["index_dtype"], "raw_out": call["index_dtype"], "values_out": x.dtype}
+    taken = {"out": call["index_dtype"], "raw": call["index_dtype"], "values": x.dtype}
     return {name: np.full((x.shape[0], columns + gap), 77, dtype)[:, :columns] for name, dtype in taken.items()}
 
 
@@ -36,22 +38,20 @@ def run(x, k, call, backend, policy="direct", kind="new"):
     slots = call.get("ks", k)
     more |= {"max_k": k} if "ks" in call else {}
     counts = np.full(x.shape[0], 99, np.int32)
-    found = ksieve.topk(
-        x, call.get("lengths"), slots, **more, **outputs(x, k, call, kind), backend=backend, counts_out=counts,
-        num_rows=call.get("live"), policy=policy, return_values=True, return_raw=True, return_stats=True,
-    )  # fmt: skip
+    more |= {"values": True, "raw": True, "stats": True, "counts": counts} | outputs(x, k, call, kind)
+    found = ask(x, call.get("lengths"), slots, **more, backend=backend, num_rows=call.get("live"), policy=policy)
     return *found, counts
 
 
 def judge(x, k, call, raw, counts=None):
     names = ("starts", "ends", "next_n", "index_base", "positions", "largest", "nan", "sorted", "tie_break")
-    names += ("block_table", "block_size", "force_first", "force_last", "force", "expand", "tail")
+    names += ("block_table", "block_size", "force_first", "force_last", "forced_extra", "expand", "tail")
     more = {name: call[name] for name in names if name in call}
     more |= {"k": call["ks"]} if "ks" in call else {}
     if call.get("fill") is False:
         raw = np.where(np.arange(raw.shape[1]) < counts[:, None], raw, 0)
         more |= {"counts": counts}
-    return ksieve.verify(x, call.get("lengths"), raw, num_rows=call.get("live"), **more)
+    return verified(x, call.get("lengths"), raw, num_rows=call.get("live"), **more)
 
 
 def check(x, k, call, policy="direct", kind="new"):
@@ -98,8 +98,8 @@ ROWS = {
 }
 
 
-FORCED = ({}, {"force_first": 1}, {"force_last": 2}, {"force_first": 2, "force_last": 1, "force": "beside"})
-WRITTEN = ({"block_size": 8}, {"block_size": 8, "expand": True}, {"expand": 4})
+FORCED = ({}, {"force_first": 1}, {"force_last": 2}, {"force_first": 2, "force_last": 1, "forced_extra": True})
+WRITTEN = ({"block_size": 8}, {"block_size": 8, "expand": 8}, {"expand": 4})
 RANKED = ({}, {"largest": False, "tie_break": "high"}, {"nan": "highest", "sorted": "value"})
 
 
@@ -127,14 +127,14 @@ def scores(rows=3, width=40):
         ({"block_size": 257}, "block_size: got 257; takes an int from 1 to 256"),
         ({"block_size": 8, "positions": np.zeros((3, 40), np.int32)}, "block_size: got 8 with positions; takes 1"),
         ({"block_size": 8, "expand": 4}, "expand: got 4; takes 8, the block_size"),
-        ({"expand": True}, "expand: got True without block_size; takes the number of positions of an entry"),
+        ({"expand": True}, "expand: got True; takes an int from 1 to 256"),
         ({"expand": 2.0}, "expand: got 2.0; takes an int from 1 to 256"),
         ({"expand": 257}, "expand: got 257; takes an int from 1 to 256"),
         ({"force_first": -1}, "force_first: got -1; takes an int from 0 to 1048576"),
-        ({"force_first": 6}, "force_first: got 6 forced entries with k=5; takes at most k, or force='beside'"),
+        ({"force_first": 6}, "force_first: got 6 forced entries with k=5; takes at most k, or forced_extra=True"),
         ({"force_first": 3, "force_last": 3}, "force_last: got 6 forced entries with k=5; takes at most k"),
-        ({"force_last": 1 << 20, "force": "beside"}, "force_last: got 1048576 forced entries beside k=5"),
-        ({"force_last": 1, "force": "outside"}, "force: got 'outside'; takes one of 'inside', 'beside'"),
+        ({"force_last": 1 << 20, "forced_extra": True}, "force_last: got 1048576 forced entries beside k=5"),
+        ({"force_last": 1, "forced_extra": "beside"}, "forced_extra: got 'beside'; takes True or False"),
         ({"tail": np.zeros(3, np.int32)}, "tail: got an array without expand; takes expand= with it"),
         ({"tail": np.zeros(2, np.int32), "expand": 4}, "tail: got shape (2,); takes shape (3,)"),
         ({"tail": np.zeros(3), "expand": 4}, "tail: got dtype float64; takes dtype int32"),
@@ -146,7 +146,7 @@ def scores(rows=3, width=40):
 def test_refusals(bad, message):
     out = bad.get("out")
     with pytest.raises(ArgumentError) as error:
-        ksieve.topk(scores(), k=5, **bad)
+        ask(scores(), k=5, **bad)
     assert str(error.value).startswith(message)
     assert out is None or not out.any()
 
@@ -154,54 +154,54 @@ def test_refusals(bad, message):
 def test_rows_whose_positions_int32_does_not_hold():
     message = r"^expand: got 4 for a width of 536870912; takes at most 2147483647 positions"
     with pytest.raises(ArgumentError, match=message):
-        ksieve.plan(rows=1, width=1 << 29, k=1, options=Options(expand=4))
+        plan_of(rows=1, width=1 << 29, k=1, options=Options(expand=4))
     # A position whose entry reaches beyond int32 is that of no score.
     x, own = scores(1, 3), np.array([[2**31 - 1, 2**29 - 1, 7]], np.int32)
     for backend in HOST_BACKENDS:
-        found = ksieve.topk(x, k=3, positions=own, expand=4, backend=backend)
+        found = ask(x, k=3, positions=own, expand=4, backend=backend)
         assert found.tolist() == [[28, 29, 30, 31, 2**31 - 4, 2**31 - 3, 2**31 - 2, 2**31 - 1, *[-1] * 4]]
 
 
 def test_options_that_ask_for_nothing_are_plain():
-    assert Options(force="beside") == Options(block_size=1, expand=1, force_first=0) == Options()
+    assert Options(forced_extra=True) == Options(block_size=1, expand=1, force_first=0) == Options()
     plain = ksieve.topk(scores(), k=5, deterministic=True)
-    idle = {"block_size": 1, "force_first": 0, "force": "beside", "expand": False}
-    np.testing.assert_array_equal(ksieve.topk(scores(), k=5, deterministic=True, **idle), plain)
+    idle = {"block_size": 1, "force_first": 0, "forced_extra": True, "expand": 1}
+    np.testing.assert_array_equal(ask(scores(), k=5, deterministic=True, **idle), plain)
 
 
 def test_a_plan_has_them():
     options = Options(block_size=4, force_last=1, expand=4, tail=True, order="index", tie_break="low")
-    plan = ksieve.plan(rows=3, width=40, k=5, options=options)
+    plan = plan_of(rows=3, width=40, k=5, options=options)
     tail = np.array([40, 39, 2], np.int32)
-    found = ksieve.topk(scores(), plan=plan, tail=tail)
-    asked = {"block_size": 4, "force_last": 1, "expand": True, "deterministic": True}
-    np.testing.assert_array_equal(found, ksieve.topk(scores(), k=5, tail=tail, **asked))
+    found = ksieve.topk(scores(), plan=plan, blocks=ksieve.Blocks(4, force_last=1, expand=4, tail=tail))
+    asked = {"block_size": 4, "force_last": 1, "expand": 4, "deterministic": True}
+    np.testing.assert_array_equal(found, ask(scores(), k=5, tail=tail, **asked))
     assert found.shape == (3, 23)
     with pytest.raises(ArgumentError, match="a call with tail False; takes tail True, which the plan was made for"):
         ksieve.topk(scores(), plan=plan)
     with pytest.raises(ArgumentError, match="a call with force_last 2; takes force_last 1"):
-        ksieve.topk(scores(), plan=plan, tail=tail, force_last=2)
+        ksieve.topk(scores(), plan=plan, blocks=ksieve.Blocks(4, force_last=2, expand=4, tail=tail))
 
 
 @pytest.mark.extended
 def test_wide_rows_are_sampled_by_their_blocks():
     x = np.random.default_rng(0).standard_normal((2, 1 << 18)).astype(np.float32)
     assert ksieve.plan(rows=2, width=1 << 18, k=100).policy is not None
-    assert ksieve.plan(rows=2, width=1 << 18, k=100, options=Options(block_size=256)).policy is None
+    assert plan_of(rows=2, width=1 << 18, k=100, options=Options(block_size=256)).policy is None
     check(x, 100, {"next_n": 1, "block_size": 3, "force_first": 1, "force_last": 2})
 
 
 def test_any_rank_and_library():
     torch = pytest.importorskip("torch")
-    call = {"block_size": 4, "force_last": 1, "expand": True, "sorted": True}
-    flat, held = ksieve.topk(scores(6), k=3, return_values=True, **call)
+    call = {"block_size": 4, "force_last": 1, "expand": 4, "sorted": True}
+    flat, held = ask(scores(6), k=3, values=True, **call)
     tensor = torch.from_numpy(scores(6)).reshape(2, 3, 40)
-    found, values = ksieve.topk(tensor, k=3, return_values=True, **call)
+    found, values = ask(tensor, k=3, values=True, **call)
     assert found.shape == values.shape == (2, 3, 12)
     np.testing.assert_array_equal(found.reshape(6, 12).numpy(), flat)
     np.testing.assert_array_equal(values.reshape(6, 12).numpy(), held)
     carrying = tensor.clone().requires_grad_()
-    _, values = ksieve.topk(carrying, k=3, return_values=True, force_first=1, sorted=True)
+    _, values = ask(carrying, k=3, values=True, force_first=1, sorted=True)
     values.sum().backward()
     assert (carrying.grad[..., 0] == 1).all() and carrying.grad.sum() == 18
 
@@ -215,10 +215,10 @@ def test_values_carry_the_gradient_of_the_scores_that_they_are():
         more = {name: value for name, value in call.items() if name not in ("ks", "live", "lengths")}
         more |= {"max_k": k} if "ks" in call else {}
         if call.get("fill") is False:  # slots are written all the same: they have gradients
-            more["counts_out"] = torch.zeros(len(x), dtype=torch.int32)
-        _, values, raw = ksieve.topk(
-            tensor, call.get("lengths"), call.get("ks", k), **more, num_rows=call.get("live"), return_values=True,
-            return_raw=True,
+            more["counts"] = torch.zeros(len(x), dtype=torch.int32)
+        _, values, raw = ask(
+            tensor, call.get("lengths"), call.get("ks", k), **more, num_rows=call.get("live"), values=True,
+            raw=True,
         )  # fmt: skip
         weights = np.arange(1, raw.numel() + 1, dtype=np.float32).reshape(raw.shape)
         values.backward(torch.from_numpy(weights))
@@ -244,18 +244,18 @@ def test_programs_of_jax_refuse_them(name):
     arrays = {"tail": np.zeros(3, np.int32), "positions": np.zeros((3, 40), np.int32)}
     given = {name: (EAGER | arrays).get(name)}
     if name == "plan":
-        given = {"plan": ksieve.plan(rows=3, width=40, k=5, options=Options(block_size=8))}
+        given = {"plan": plan_of(rows=3, width=40, k=5, options=Options(block_size=8))}
     with pytest.raises(ArgumentError, match=f"^{name}: got .*while JAX traces"):
-        jax.jit(lambda s: ksieve.topk(s, k=5, **given))(scores())
+        jax.jit(lambda s: ask(s, k=5, **given))(scores())
 
 
 def test_verify_refutes_by_entries():
     x = np.array([[3, 9, 1, 7, 2, 8, 0, 5, 6, 4, 1]], np.float32)  # blocks of 3: 9, 8, 6, 4 (short)
-    pairs = {"block_size": 3, "expand": True, "k": 2}
+    pairs = {"block_size": 3, "expand": 3, "k": 2}
     newest = pairs | {"force_last": 1}
     pools = {"expand": 4, "k": 2, "tail": np.array([42], np.int32)}
     gathered = {"positions": np.array([[40, 8, 5, -1, 2, 11, 12, 13, 14, 15, 16]], np.int32)}
-    beside = {"block_size": 3, "k": 1, "force_first": 1, "force_last": 1, "force": "beside"}
+    beside = {"block_size": 3, "k": 1, "force_first": 1, "force_last": 1, "forced_extra": True}
     for answer, call, message in (
         ([0, 1, 2, 3, 4, 5], pairs, ""),
         ([3, 4, 5, 0, 1, 2], pairs, ""),
@@ -283,7 +283,7 @@ def test_verify_refutes_by_entries():
         ([0, 1, 2], beside, "entry 3 is forced, and not selected"),
         ([0, 1, 3], beside | {"k": np.array([0], np.int32)}, "slot 1 holds an entry beyond the 2 of the row"),
     ):
-        verdict = ksieve.verify(x, None, np.array([answer]), **call)
+        verdict = verified(x, None, np.array([answer]), **call)
         assert bool(verdict) is not bool(message) and message in str(verdict), (answer, str(verdict))
     for bad, message in (
         ({"expand": 4}, r"indices: got shape \(1, 2\); takes shape \(..., 0\), with k entries of 4 slots"),
@@ -292,7 +292,7 @@ def test_verify_refutes_by_entries():
         ({"block_size": 3, "sentinel": 9}, "sentinel: got 9; takes an int that is no position"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            ksieve.verify(x, None, np.array([[0, 1]]), **bad)
+            verified(x, None, np.array([[0, 1]]), **bad)
 
 
 @hypothesis.given(CALLS, st.data())
@@ -315,8 +315,14 @@ def test_a_recording_has_their_scores(tmp_path):
     from ksieve_lab.captures import Capture
 
     with ksieve_lab.record(tmp_path / "scores.safetensors") as recorder:
-        ksieve.topk(scores(), np.array([40, 8, 0], np.int32), k=2, block_size=8, expand=True)
-        ksieve.topk(scores(4), np.array([40, 7], np.int32), k=2, expand=4, tail=np.array([160, 28], np.int32), next_n=2)
+        ksieve.topk(scores(), np.array([40, 8, 0], np.int32), k=2, blocks=ksieve.Blocks(8, expand=8))
+        ksieve.topk(
+            scores(4),
+            np.array([40, 7], np.int32),
+            k=2,
+            blocks=ksieve.Blocks(expand=4, tail=np.array([160, 28], np.int32)),
+            bounds=ksieve.RowBounds(next_n=2),
+        )
     assert (recorder.seen, recorder.kept, recorder.rows) == (2, 2, 7)
     with Capture(tmp_path / "scores.safetensors") as capture:
         assert capture.lengths.tolist() == [40, 8, 0, 40, 40, 7, 7]

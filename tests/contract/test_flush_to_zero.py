@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from flat_calls import ask
 from ksieve.core import keys
 from ksieve.core.policy import SamplingPolicy
 from ksieve_lab.study.ranked import RankedRow
@@ -38,7 +39,7 @@ def test_keys_tell_subnormals_apart(sign):
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("options", [{}, {"sorted": True}, {"tie_break": "high"}, {"deterministic": True}])
 def test_the_largest_subnormals_are_selected(backend, options):
-    found = ksieve.topk(subnormals(10)[None], k=3, backend=backend, **options)[0].tolist()
+    found = ask(subnormals(10)[None], k=3, backend=backend, **options)[0].tolist()
     assert sorted(found) == [7, 8, 9]
     if options.get("sorted"):
         assert found == [9, 8, 7]
@@ -98,5 +99,5 @@ def test_verify_takes_the_largest_float_without_a_warning():
 
 def test_a_policy_looks_at_subnormals():
     row = subnormals(4096)[None]
-    found = ksieve.topk(row, k=16, policy=SamplingPolicy("exact", 4, boundary="exact", min_rank=1))
+    found = ask(row, k=16, policy=SamplingPolicy("exact", 4, boundary="exact", min_rank=1))
     assert sorted(found[0].tolist()) == list(range(4080, 4096))

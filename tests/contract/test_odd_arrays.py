@@ -9,6 +9,7 @@ import ksieve
 from ksieve.core.errors import ArgumentError
 
 torch = pytest.importorskip("torch")
+from flat_calls import ask, verified  # noqa: E402
 from odd import REFUSED, SAME  # noqa: E402
 
 ROWS, WIDTH, K = 4, 64, 8
@@ -24,10 +25,10 @@ GOOD = {
     "page_table": np.arange(ROWS * WIDTH, dtype=np.int32).reshape(ROWS, WIDTH),
     "offsets": np.arange(ROWS, dtype=np.int32),
     "row_to_request": np.arange(ROWS, dtype=np.int32)[::-1].copy(),
-    "values_out": np.full((ROWS, K), -7, np.float32),
-    "raw_out": np.full((ROWS, K), -7, np.int32),
+    "values": np.full((ROWS, K), -7, np.float32),
+    "raw": np.full((ROWS, K), -7, np.int32),
 }
-OUTPUTS = ("out", "values_out", "raw_out")
+OUTPUTS = ("out", "values", "raw")
 WHOLE = {"matrix", "function subclass", "parameter", "tensor of read-only", "numpy subclass", "read-only"}
 STRIDED = {"wide", "reversed", "broadcast", "expanded"}
 SINGLE = {"scalar array", "scalar tensor"} | STRIDED
@@ -69,7 +70,7 @@ def test_an_odd_array_gives_the_exact_answer_or_is_named(name, library):
         value = make(GOOD[name].copy())
         given, beside = call(name, value, library)
         try:
-            ksieve.topk(**given, **beside)
+            ask(**given, **beside)
         except ArgumentError as error:
             untouched = all((plain(array) == -7).all() for array in beside.values())
             # Scores of another leading shape are good ones, to which the outputs do not belong.
@@ -82,7 +83,7 @@ def test_an_odd_array_gives_the_exact_answer_or_is_named(name, library):
             # Strides may change which numbers an array holds: the answer is that of its contiguous copy.
             whole = np.ascontiguousarray(plain(value)) if odd in STRIDED and takes(name, odd) else GOOD[name].copy()
             given, wanted = call(name, whole, library)
-            ksieve.topk(**given, **wanted)
+            ask(**given, **wanted)
             same = all(np.array_equal(plain(beside[o]), plain(wanted[o])) for o in beside)
             if not takes(name, odd) or not same:
                 wrong.append((odd, "taken", same))
@@ -104,7 +105,7 @@ def test_verify_is_exact_on_odd_arrays_or_names_them(name, library):
         given = {n: torch.from_numpy(x.copy()) if library == "torch" else x for n, x in good.items()}
         given[name] = make(good[name].copy())
         try:
-            verdict = ksieve.verify(**given)
+            verdict = verified(**given)
         except ArgumentError as error:
             # Scores of another leading shape are good ones, to which the indices do not belong.
             if error.argument != name and (name, error.argument) != ("scores", "indices"):
@@ -143,9 +144,9 @@ def inside(transform, tensor, program):
 def test_tensors_inside_a_transform_give_the_exact_answer(name, transform):
     tensor = torch.from_numpy(GOOD[name].copy())
     given, _ = call(name, tensor, "torch")
-    given |= {"return_values": True, "return_raw": True}
-    found = inside(transform, tensor, lambda x: ksieve.topk(**given | {name: x}))
-    for a, b in zip(found, ksieve.topk(**given), strict=True):
+    given |= {"values": True, "raw": True}
+    found = inside(transform, tensor, lambda x: ask(**given | {name: x}))
+    for a, b in zip(found, ask(**given), strict=True):
         assert a.dtype == b.dtype and torch.equal(a, b)
 
 
@@ -156,8 +157,8 @@ def test_outputs_inside_a_transform_are_refused(name, transform):
     given, beside = call(name, tensor, "torch")
 
     def program(x):
-        with pytest.raises(ArgumentError, match=r"^(out|values_out|raw_out): .*torch\.func"):
-            ksieve.topk(**given | {name: x}, **beside)
+        with pytest.raises(ArgumentError, match=r"^(out|values|raw): .*torch\.func"):
+            ask(**given | {name: x}, **beside)
         return (x,)
 
     inside(transform, tensor, program)

@@ -17,6 +17,8 @@ from ksieve.core.policy import SamplingPolicy
 from ksieve.planning.devices import DEVICES
 
 torch = pytest.importorskip("torch")
+from flat_calls import ask, plan_of, verified  # noqa: E402
+from ksieve.core.options import Options  # noqa: E402
 from odd import SCALARS, Unfriendly  # noqa: E402
 
 ROWS, WIDTH, K = 4, 64, 8
@@ -25,16 +27,16 @@ ANSWER = np.argsort(-SCORES, axis=1)[:, :K].astype(np.int32)
 PAGES = np.arange(ROWS * WIDTH, dtype=np.int32).reshape(ROWS, WIDTH)
 
 TOPK = {
-    "k": {}, "plan": {}, "policy": {}, "backend": {}, "return_stats": {}, "index_base": {}, "next_n": {},
-    "max_k": {"k": np.full(ROWS, 3, np.int32)}, "page_size": {"page_table": PAGES}, "return_values": {},
-    "return_raw": {}, "index_dtype": {}, "sorted": {}, "tie_break": {}, "deterministic": {}, "batch_invariant": {},
-    "largest": {}, "nan": {}, "overlap": {}, "num_rows": {}, "block_size": {}, "force_first": {}, "force_last": {},
-    "force": {"force_first": 1}, "expand": {},
+    "k": {}, "plan": {}, "stats": {}, "index_base": {}, "next_n": {},
+    "max_k": {"k": np.full(ROWS, 3, np.int32)}, "page_size": {"page_table": PAGES}, "values": {},
+    "raw": {}, "index_dtype": {}, "sorted": {}, "tie_break": {}, "deterministic": {},
+    "largest": {}, "nan": {}, "num_rows": {}, "block_size": {}, "force_first": {}, "force_last": {},
+    "forced_extra": {"force_first": 1}, "expand": {},
 }  # fmt: skip
-PLAN = ("rows", "width", "k", "pitch", "dtype", "device", "family", "policy", "splits", "options")
+PLAN = ("rows", "width", "k", "pitch", "dtype", "device", "family", "policy", "splits")
 VERIFY = (
     "k", "index_base", "next_n", "num_rows", "largest", "nan", "sorted", "tie_break", "sentinel", "block_bytes",
-    "progress", "block_size", "force_first", "force_last", "force", "expand",
+    "progress", "block_size", "force_first", "force_last", "forced_extra", "expand",
 )  # fmt: skip
 TAKEN = {
     "topk": {("k", "zero"), ("max_k", "zero"), ("force_first", "zero"), ("force_last", "zero")}
@@ -95,7 +97,7 @@ def test_topk_names_odd_values(library):
         if library == "torch":
             arrays = {n: torch.from_numpy(x) for n, x in given.items() if n != name and isinstance(x, np.ndarray)}
             given |= arrays
-        ksieve.topk(**given)
+        ask(**given)
 
     assert not faults("topk", TOPK, run)
 
@@ -104,7 +106,7 @@ def test_topk_names_odd_values(library):
 def test_plan_names_odd_values(device):
     def run(name, value):
         width = 64 if device == "cpu" else 65536
-        ksieve.plan(**({"rows": 4, "width": width, "k": 8, "device": DEVICES.get(device, device)} | {name: value}))
+        plan_of(**({"rows": 4, "width": width, "k": 8, "device": DEVICES.get(device, device)} | {name: value}))
 
     assert not faults("plan", PLAN, run)
 
@@ -115,7 +117,7 @@ def test_verify_names_odd_values(library):
 
     def run(name, value):
         # Fewer live rows refute the answer.
-        assert ksieve.verify(scores, None, ANSWER, **{name: value}) or name == "num_rows"
+        assert verified(scores, None, ANSWER, **{name: value}) or name == "num_rows"
 
     assert not faults("verify", VERIFY, run)
 
@@ -131,7 +133,7 @@ def test_record_names_odd_values(tmp_path, monkeypatch):
 
 
 def test_options_name_odd_values():
-    assert not faults("Options", ksieve.Options.__dataclass_fields__, lambda n, v: ksieve.Options(**{n: v}))
+    assert not faults("Options", Options.__dataclass_fields__, lambda n, v: Options(**{n: v}))
 
 
 def test_policies_name_odd_numbers():
@@ -159,7 +161,7 @@ ODDEST = [Unfriendly(), 10**5000, [10**5000], "a\x1b[2J\nb", "é" * 500, [1] * 1
 @pytest.mark.parametrize("value", ODDEST, ids=range(len(ODDEST)))
 def test_an_error_shows_any_value(value):
     with pytest.raises(ArgumentError) as error:
-        ksieve.topk(SCORES, k=K, policy=value)
+        ksieve.plan(SCORES, k=K, policy=value)
     text = str(error.value).removeprefix("policy: got ").partition("; takes")[0]
     assert text.isascii() and text.isprintable() and 0 < len(text) <= 80
 
@@ -167,7 +169,7 @@ def test_an_error_shows_any_value(value):
 def test_a_plan_is_bounded_by_what_kernels_count():
     for name in ("rows", "width"):
         with pytest.raises(ArgumentError, match=rf"^{name}: got 2147483648; takes at most 2147483647: .*int32"):
-            ksieve.plan(**({"rows": 1, "width": 1, "k": 1} | {name: 1 << 31}))
+            plan_of(**({"rows": 1, "width": 1, "k": 1} | {name: 1 << 31}))
     with pytest.raises(ArgumentError, match=r"^pitch: got 1073741824; takes at most .* with 2147483647 rows.*int64"):
         ksieve.plan(rows=2**31 - 1, width=8, k=1, pitch=1 << 30)
     assert ksieve.plan(rows=2**31 - 1, width=1 << 20, k=1).problem.rows == 2**31 - 1
@@ -175,9 +177,11 @@ def test_a_plan_is_bounded_by_what_kernels_count():
 
 PROGRAM = """
 import numpy as np, ksieve
+from ksieve.dispatch import select
 for backend in ("cpu", "cpu", "reference"):
     try:
-        found = ksieve.topk(np.arange(9000, dtype=np.float32).reshape(3, -1), k=3, sorted=True, backend=backend)
+        scores = np.arange(9000, dtype=np.float32).reshape(3, -1)
+        found = select(scores, None, 3, given={"sorted": True}, backend=backend).indices
     except ksieve.BackendError as error:
         print("error", error)
     else:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from flat_calls import ask
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch._dynamo")
@@ -29,16 +30,14 @@ ODD = {
     "ends": ["x"],
     "page_table": [[1]],
     "offsets": [4],
-    "values_out": [[1]],
-    "raw_out": ["x"],
+    "values": [[1]],
+    "raw": ["x"],
     "max_k": [3],
     "sorted": ["best", 5],
     "index_dtype": [5, "int16"],
     "next_n": ["x", 0],
     "tie_break": [7],
-    "return_stats": [True, "x"],
-    "policy": [[], "direct", ksieve.SamplingPolicy("a", 1)],
-    "backend": [5, "reference", torch.zeros(2)],
+    "stats": [True, "x"],
 }
 
 
@@ -48,7 +47,7 @@ def test_an_odd_argument_is_named_while_tracing(name):
     for value in ODD[name]:
         torch._dynamo.reset()
         given = {"k": 8, name: value}
-        program = torch.compile(lambda x, g=given: ksieve.topk(x, **g), fullgraph=True, backend="aot_eager")
+        program = torch.compile(lambda x, g=given: ask(x, **g), fullgraph=True, backend="aot_eager")
         with pytest.raises(Exception, match=rf"ArgumentError.*{name}: got|^{name}: got"):
             program(scores)
 

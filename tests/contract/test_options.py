@@ -9,8 +9,9 @@ import pytest
 
 import ksieve
 from cases import OPTION_CASES, POLICIES, build_call, options_of, scores_of
+from flat_calls import ask, plan_of
 from harness import BACKENDS, HOST_BACKENDS, serve_on
-from ksieve import Options
+from ksieve.core.options import Options
 from ksieve_lab.oracle import assert_served
 from parts import but_for
 
@@ -34,8 +35,8 @@ def test_pairwise(case, backend):
     answer = serve_on(backend, inputs.scores, inputs.k, call, offset=inputs.offset if backend == "cuda" else 0)
     assert answer["indices"].dtype == np.dtype(case["index_dtype"])
     assert_served(inputs.scores, inputs.k, call, answer)
-    for name, part in (("out", "indices"), ("values_out", "values"), ("raw_out", "raw")):
-        if name in call:
+    for name, part in (("out", "indices"), ("values", "values"), ("raw", "raw")):
+        if not isinstance(call.get(name), bool | None):
             same_bytes(call[name], answer[part])
 
 
@@ -47,11 +48,11 @@ def test_statistics_are_the_models(policy):
             continue  # the model is slow
         inputs, call = build_call(case)
         rows, width, k = case["shape"]
-        made = ksieve.plan(
+        made = plan_of(
             rows=rows, width=width, k=k, dtype=case["dtype"], policy=policy or "direct", options=options_of(k, call)
         )
         made = replace(made, capacity=k + (0, 7, 100_000)[number % 3])
-        found, model = (serve_on(b, inputs.scores, k, call, plan=made, return_stats=True) for b in HOST_BACKENDS)
+        found, model = (serve_on(b, inputs.scores, k, call, plan=made, stats=True) for b in HOST_BACKENDS)
         np.testing.assert_array_equal(found.pop("stats").raw, model.pop("stats").raw, err_msg=name_of(case))
         for answer in (found, model):
             assert_served(inputs.scores, k, call, answer)
@@ -72,11 +73,9 @@ def test_what_ties_cost_is_counted(backend):
     ):
         scans = []
         for tie_break in ("any", "low", "high"):
-            made = ksieve.plan(
-                rows=1, width=1000, k=100, policy=policy or "direct", options=Options(tie_break=tie_break)
-            )
+            made = plan_of(rows=1, width=1000, k=100, policy=policy or "direct", options=Options(tie_break=tie_break))
             made = replace(made, capacity=capacity)
-            scans.append(int(ksieve.topk(scores, plan=made, return_stats=True, backend=backend)[1].scans[0]))
+            scans.append(int(ask(scores, plan=made, stats=True, backend=backend)[1].scans[0]))
         assert [n - scans[0] for n in scans] == [0, 0, more], (policy, capacity)
 
 
@@ -84,9 +83,9 @@ def test_what_ties_cost_is_counted(backend):
 def test_sample_ranks_are_those_of_the_largest_k(backend):
     """A row of k 5 beside a maximum of 400 keeps the maximum's boundary, so one policy serves a batch."""
     x = scores_of("normal", 2, 4000, 400)
-    call = {"ks": np.array([5, 400], np.int32), "return_values": True}
-    answer = serve_on(backend, x, 400, call, policy="paper-64", return_stats=True)
-    single = serve_on(backend, x, 400, {"return_values": True}, policy="paper-64", return_stats=True)
+    call = {"ks": np.array([5, 400], np.int32), "values": True}
+    answer = serve_on(backend, x, 400, call, policy="paper-64", stats=True)
+    single = serve_on(backend, x, 400, {"values": True}, policy="paper-64", stats=True)
     np.testing.assert_array_equal(answer["stats"].tau0, single["stats"].tau0)
     np.testing.assert_array_equal(answer["stats"].admitted0, single["stats"].admitted0)
     assert (answer["indices"][0, 5:] == -1).all() and (answer["indices"][0, :5] >= 0).all()

@@ -10,10 +10,10 @@ import pytest
 
 import ksieve
 from cuda_fakes import FakeArray
-from ksieve import ArgumentError, Options
-from ksieve.core import arguments
+from flat_calls import ask, plan_of
+from ksieve import ArgumentError
 from ksieve.core.call import parse
-from ksieve.core.options import PLAIN
+from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import MAX_K
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.memory import sort_bytes
@@ -31,7 +31,7 @@ def ints(*shape, dtype=np.int32):
 
 def refusal(x=None, **arguments):
     with pytest.raises(ArgumentError) as error:
-        ksieve.topk(scores() if x is None else x, **{"k": K, **arguments})
+        ask(scores() if x is None else x, **{"k": K, **arguments})
     return str(error.value)
 
 
@@ -60,45 +60,35 @@ def test_page_tables(bad, message):
         ({"k": ints(ROWS + 1), "max_k": 9}, "k: got shape (7,); takes shape (6,)"),
         ({"k": ints(ROWS, dtype=np.int64), "max_k": 9}, "k: got dtype int64; takes dtype int32: k.astype(np.int32)"),
         ({"max_k": 9}, "max_k: got 9; takes nothing unless k is an array"),
-        ({"next_n": 0}, "next_n: got 0; takes a positive int"),
-        ({"next_n": True}, "next_n: got True; takes a positive int"),
+        ({"next_n": 0}, "next_n: got 0; takes an int from 1 to 2147483647"),
+        ({"next_n": True}, "next_n: got True; takes an int from 1 to 2147483647"),
         ({"next_n": 4}, "next_n: got 4; takes a divisor of the scores' 6 rows"),
         ({"next_n": 2, "lengths": ints(ROWS)}, "lengths: got shape (6,); takes shape (3,)"),
-        ({"next_n": 1 << 31}, "next_n: got 2147483648; takes less than 2**31"),
+        ({"next_n": 1 << 31}, "next_n: got 2147483648; takes an int from 1 to 2147483647"),
         (
             {"lengths": ints(ROWS), "ends": ints(ROWS)},
             "ends: got an array together with lengths; takes either lengths or ends",
         ),
         ({"index_base": "window"}, "index_base: got 'window'; takes one of 'row', 'start'"),
         ({"index_dtype": "int16"}, "index_dtype: got 'int16'; takes one of 'int32', 'int64'"),
-        ({"page_size": 16}, "page_size: got a value without page_table; takes nothing without page_table"),
-        (
-            {"row_to_request": ints(ROWS)},
-            "row_to_request: got a value without page_table; takes nothing without page_table",
-        ),
         ({"page_table": ints(1, 1), "page_size": 12}, "page_size: got 12; takes a power of two"),
         (
             {"page_table": ints(1, 1), "offsets": ints(ROWS)},
-            "offsets: got an array together with page_table; takes either page_table or offsets",
+            "transform: got Offsets and PageTable; takes one of the two",
         ),
         ({"sorted": "best"}, "sorted: got 'best'; takes False, True, 'value' or 'index'"),
         ({"sorted": 1}, "sorted: got 1; takes False, True, 'value' or 'index'"),
         ({"tie_break": "first"}, "tie_break: got 'first'; takes one of 'any', 'low', 'high'"),
         ({"deterministic": True, "tie_break": "any"}, "tie_break: got 'any'; takes 'low' or 'high' with deterministic"),
-        ({"batch_invariant": 1}, "batch_invariant: got 1; takes True or False"),
-        ({"overlap": "yes"}, "overlap: got 'yes'; takes True or False"),
+        ({"deterministic": 1}, "deterministic: got 1; takes True or False"),
         ({"fill": 0}, "fill: got 0; takes True or False"),
         ({"fill": "none", "out": ints(ROWS, K)}, "fill: got 'none'; takes True or False"),
-        ({"return_values": None, "values_out": ints(ROWS, K)}, "values_out: got dtype int32; takes dtype float32"),
+        ({"values": ints(ROWS, K)}, "values: got dtype int32; takes dtype float32"),
+        ({"raw": ints(ROWS, K + 1)}, "raw: got shape (6, 6); takes shape (6, 5)"),
+        ({"raw": ints(ROWS, K, dtype=np.int64)}, "raw: got dtype int64; takes dtype int32"),
         (
-            {"return_values": False, "values_out": ints(ROWS, K)},
-            "values_out: got an array with return_values=False; takes nothing, or return_values=True",
-        ),
-        ({"raw_out": ints(ROWS, K + 1)}, "raw_out: got shape (6, 6); takes shape (6, 5)"),
-        ({"raw_out": ints(ROWS, K, dtype=np.int64)}, "raw_out: got dtype int64; takes dtype int32"),
-        (
-            {"out": ints(ROWS, K, dtype=np.int64), "raw_out": ints(ROWS, K)},
-            "raw_out: got dtype int32; takes dtype int64",
+            {"out": ints(ROWS, K, dtype=np.int64), "raw": ints(ROWS, K)},
+            "raw: got dtype int32; takes dtype int64",
         ),
         ({"out": ints(ROWS, K), "index_dtype": "int64"}, "out: got dtype int32; takes dtype int64, the index_dtype"),
         ({"out": ints(ROWS, K, dtype=np.int16), "sorted": True}, "out: got dtype int16; takes dtype int32 or int64"),
@@ -110,11 +100,11 @@ def test_what_contradicts_itself_or_does_not_exist(bad, message):
 
 
 def test_an_order_or_tie_break_has_no_largest_k_of_its_own():
-    for more in ({"sorted": True}, {"tie_break": "low"}, {"deterministic": True}, {"batch_invariant": True}):
-        ksieve.topk(scores(), k=20_000, **more)
-        parse(FakeArray(scores()), None, MAX_K, keywords=more)
+    for more in ({"sorted": True}, {"tie_break": "low"}, {"deterministic": True}):
+        ask(scores(), k=20_000, **more)
+        parse(FakeArray(scores()), None, MAX_K, given=more)
     for options in (Options(order="index"), Options(tie_break="high")):
-        plan = ksieve.plan(rows=1, width=2 * MAX_K, k=MAX_K, options=options, device=DEVICES["h200"])
+        plan = plan_of(rows=1, width=2 * MAX_K, k=MAX_K, options=options, device=DEVICES["h200"])
         assert plan.workspace_bytes > sort_bytes(plan.problem)
 
 
@@ -124,32 +114,29 @@ def test_every_output_apart_from_every_other_array():
     given = {"page_table": table, "k": held[500:506], "max_k": K, "num_rows": held[600:601]}
     given |= {name: held[at : at + 6] for name, at in (("lengths", 200), ("starts", 300), ("row_to_request", 400))}
     places = {"page_table": 60, "lengths": 200, "starts": 305, "row_to_request": 380, "k": 505, "num_rows": 600}
-    for name in ("out", "raw_out"):
+    for name in ("out", "raw"):
         for other, at in places.items():
             output = held[at : at + ROWS * K].reshape(ROWS, K)
             message = f"{name}: got memory that overlaps {other}; takes memory of its own"
             assert refusal(**given, **{name: output}) == message
     out = held[700 : 700 + ROWS * K].reshape(ROWS, K)
     values = held[729 : 729 + ROWS * K].view(np.float32).reshape(ROWS, K)
-    assert refusal(out=out, values_out=values) == "values_out: got memory that overlaps out; takes memory of its own"
+    assert refusal(out=out, values=values) == "values: got memory that overlaps out; takes memory of its own"
     raw = held[730 : 730 + ROWS * K].reshape(ROWS, K)
-    assert (
-        refusal(values_out=values, raw_out=raw)
-        == "raw_out: got memory that overlaps values_out; takes memory of its own"
-    )
+    assert refusal(values=values, raw=raw) == "raw: got memory that overlaps values; takes memory of its own"
     assert (held == 0).all()
 
 
 def test_none_and_false_are_the_same_as_leaving_out():
     x = scores()
     plainly = ksieve.topk(x, k=K)
-    nothing = {name: parameter.default for name, parameter in inspect.signature(ksieve.topk).parameters.items()}
-    nothing = {name: nothing[name] for name in arguments.NAMES}
+    defaults = {name: parameter.default for name, parameter in inspect.signature(ksieve.select).parameters.items()}
+    nothing = {name: default for name, default in defaults.items() if name not in ("scores", "lengths", "k")}
     assert set(nothing.values()) == {None, False, True} and nothing["largest"] is True
-    for given in (nothing, dict.fromkeys(arguments.NAMES)):
-        answer = ksieve.topk(x, k=K, **given)
-        assert isinstance(answer, np.ndarray) and answer.dtype == np.int32
-        np.testing.assert_array_equal(answer, plainly)
+    for given in (nothing, dict.fromkeys(nothing) | {"stats": False}):
+        indices, *others = ksieve.select(x, k=K, **given)
+        assert others == [None] * 4 and indices.dtype == np.int32
+        np.testing.assert_array_equal(indices, plainly)
 
 
 def test_an_int64_out_decides():
@@ -164,17 +151,15 @@ def test_options_print_what_is_asked_for():
     assert str(asked) == "page_size=4, order='value'" and not asked.plain and not asked.deterministic
     assert Options(order="index", tie_break="low").deterministic and Options(values=True).finished
     assert "options" not in str(ksieve.plan(rows=1, width=9, k=2))
-    assert "\n  options    page_size=4, order='value'\n" in str(ksieve.plan(rows=1, width=9, k=2, options=asked))
-    with pytest.raises(ArgumentError, match=r"^options: got 'value'; takes ksieve.Options"):
-        ksieve.plan(rows=1, width=9, k=2, options="value")
+    assert "\n  options    page_size=4, order='value'\n" in str(plan_of(rows=1, width=9, k=2, options=asked))
 
 
 def test_a_plan_fills_in_what_a_call_leaves_open():
     options = Options(per_row_k=True, transform="pages", page_size=8, mapped=True, values=True, order="value")
-    plan = ksieve.plan(rows=ROWS, width=WIDTH, k=K, options=options)
+    plan = plan_of(rows=ROWS, width=WIDTH, k=K, options=options)
     table, requests = np.arange(7, dtype=np.int32)[None], ints(ROWS)
-    given = {"plan": plan, "page_table": table, "row_to_request": requests}
-    indices, values = ksieve.topk(scores(), k=np.arange(ROWS, dtype=np.int32), **given)
+    given = {"plan": plan, "page_table": table, "page_size": 8, "row_to_request": requests, "values": True}
+    indices, values = ask(scores(), k=np.arange(ROWS, dtype=np.int32), **given)
     np.testing.assert_array_equal((indices >= 0).sum(axis=1), np.minimum(np.arange(ROWS), K))
     assert (np.diff(values[5]) <= 0).all()
     for k, message in (
@@ -191,35 +176,35 @@ def test_a_plan_fills_in_what_a_call_leaves_open():
 def test_every_part_belongs_to_the_callers_library_in_its_dtype():
     torch = pytest.importorskip("torch")
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    asked = {"k": K, "sorted": True, "return_values": True, "return_raw": True, "tie_break": "low"}
+    asked = {"k": K, "sorted": True, "values": True, "raw": True, "tie_break": "low"}
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         x = torch.from_numpy(scores()).to(dtype)
-        indices, values, raw = ksieve.topk(x, starts=torch.full((ROWS,), 2, dtype=torch.int32), **asked)
+        indices, values, raw = ask(x, starts=torch.full((ROWS,), 2, dtype=torch.int32), **asked)
         assert values.dtype is dtype and raw.dtype is indices.dtype is torch.int32 and torch.equal(raw, indices)
         assert torch.equal(values, x.gather(1, indices.long())) and bool((values[:, 1:] <= values[:, :-1]).all())
-        given = {"values_out": torch.empty_like(values), "raw_out": torch.empty_like(raw), "out": torch.empty_like(raw)}
-        parts = ksieve.topk(x, starts=torch.full((ROWS,), 2, dtype=torch.int32), **asked, **given)
-        assert parts[0] is given["out"] and parts[1] is given["values_out"] and parts[2] is given["raw_out"]
+        given = {"values": torch.empty_like(values), "raw": torch.empty_like(raw), "out": torch.empty_like(raw)}
+        parts = ask(x, starts=torch.full((ROWS,), 2, dtype=torch.int32), **asked | given)
+        assert parts[0] is given["out"] and parts[1] is given["values"] and parts[2] is given["raw"]
         assert all(torch.equal(a, b) for a, b in zip(parts, (indices, values, raw), strict=True))
     for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
         x = scores(dtype=dtype)
-        indices, values, _ = ksieve.topk(x, **asked)
+        indices, values, _ = ask(x, **asked)
         assert values.dtype == x.dtype and (values == np.take_along_axis(x, indices.astype(np.int64), axis=1)).all()
         out = np.empty_like(values)
-        assert ksieve.topk(x, values_out=out, **asked)[1] is out and out.tobytes() == values.tobytes()
+        assert ask(x, **asked | {"values": out})[1] is out and out.tobytes() == values.tobytes()
     bits = scores().view(np.uint16)
-    assert ksieve.topk(bits, **asked)[1].dtype == np.uint16
+    assert ask(bits, **asked)[1].dtype == np.uint16
 
 
 def test_plans_and_statistics_show_themselves_in_notebooks():
     device = ksieve.DeviceInfo("cpu", name="<script>alert(1)</script> & co", threads=2)
-    plan = ksieve.plan(rows=3, width=900, k=4, device=device, options=Options(order="value"))
+    plan = plan_of(rows=3, width=900, k=4, device=device, options=Options(order="value"))
     shown = plan._repr_html_()
     assert "<script" not in shown and "&lt;script&gt;" in shown
     assert html.escape("order='value'") in shown and html.escape(plan.reason) in shown
     lengths = np.array([1, 900, 900], np.int32)
-    _, stats = ksieve.topk(np.random.default_rng(0).random((3, 900), np.float32), lengths, 4, return_stats=True)
+    _, stats = ask(np.random.default_rng(0).random((3, 900), np.float32), lengths, 4, stats=True)
     shown = stats._repr_html_()
     assert all(f">{text}<" in shown for text in ("3 rows", "short", "direct")) and len(shown) < 2000
-    _, none = ksieve.topk(np.zeros((0, 9), np.float32), k=4, return_stats=True)
+    _, none = ask(np.zeros((0, 9), np.float32), k=4, stats=True)
     assert ">0 rows<" in none._repr_html_()

@@ -26,21 +26,28 @@ def test_names_are_pinned():
     assert sorted(ksieve.__all__) == [
         "ArgumentError",
         "BackendError",
+        "Blocks",
         "DeviceInfo",
         "FileFormatError",
         "GradientWarning",
         "KsieveError",
-        "Options",
+        "Offsets",
+        "PageTable",
         "Plan",
+        "Positions",
         "Route",
+        "RowBounds",
         "Running",
         "SamplingPolicy",
+        "SelectedBlocks",
+        "Selection",
         "Stats",
         "Verdict",
         "VerificationError",
         "WorkspaceError",
         "__version__",
         "plan",
+        "select",
         "topk",
         "verify",
     ]
@@ -69,20 +76,15 @@ def test_signatures_are_pinned():
     def parameters(function):
         return inspect.signature(function).parameters.values()
 
-    assert names(ksieve.topk) == [
-        "scores", "lengths", "k", "plan=", "policy=", "backend=", "out=", "workspace=", "num_rows=", "return_stats=",
-        "starts=", "ends=", "index_base=", "next_n=", "max_k=", "page_table=", "page_size=", "row_to_request=",
-        "offsets=", "positions=", "block_table=", "counts_out=", "fill=", "block_size=", "force_first=", "force_last=",
-        "force=", "expand=", "tail=", "return_values=", "values_out=", "return_raw=", "raw_out=",
-        "index_dtype=", "sorted=", "tie_break=", "deterministic=", "batch_invariant=", "largest=", "nan=", "overlap=",
+    topk = [
+        "scores", "lengths", "k", "bounds=", "blocks=", "gathered=", "transform=", "max_k=", "largest=", "sorted=",
+        "tie_break=", "nan=", "deterministic=", "index_dtype=", "num_rows=", "out=", "workspace=", "plan=",
     ]  # fmt: skip
-    assert names(ksieve.plan) == [
-        "rows=", "width=", "k=", "pitch=", "dtype=", "device=", "family=", "policy=", "splits=", "options=",
-    ]  # fmt: skip
+    assert names(ksieve.topk) == topk and len(topk) - 3 <= 16
+    assert names(ksieve.select) == [*topk, "values=", "raw=", "counts=", "fill=", "stats="]
     assert names(ksieve.verify) == [
-        "scores", "lengths", "indices", "k=", "starts=", "ends=", "index_base=", "next_n=", "num_rows=",
-        "positions=", "block_table=", "counts=", "block_size=", "force_first=", "force_last=", "force=", "expand=",
-        "tail=", "largest=", "nan=", "sorted=", "tie_break=", "sentinel=", "block_bytes=", "progress=",
+        "scores", "lengths", "indices", "k=", "num_rows=", "bounds=", "blocks=", "gathered=", "counts=", "largest=",
+        "nan=", "sorted=", "tie_break=", "sentinel=", "block_bytes=", "progress=",
     ]  # fmt: skip
 
 

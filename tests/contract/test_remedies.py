@@ -12,6 +12,7 @@ import pytest
 import ksieve
 import ksieve_lab
 from ksieve.core.errors import ArgumentError
+from ksieve.core.options import Options
 
 SCORES = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
 ANSWER = np.argsort(-SCORES, axis=1)[:, :8].astype(np.int32)
@@ -26,7 +27,7 @@ def in_torch(array):
 )
 def test_int64_offsets_say_how_to_convert_them(library, remedy):
     with pytest.raises(ArgumentError, match=rf"^offsets: got dtype int64; takes dtype int32: {remedy}$"):
-        ksieve.topk(library(SCORES), k=3, offsets=library(np.full(4, 9, np.int64)))
+        ksieve.topk(library(SCORES), k=3, transform=ksieve.Offsets(library(np.full(4, 9, np.int64))))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,9 @@ def test_a_last_stride_other_than_one_says_how_to_make_it_one(library, remedy):
         ("descending", True, "sorted=True gives the best score first"),
         ("dtype", "int64", "index_dtype="),
         ("length", 3, r"did you mean lengths\?"),
-        ("return_value", True, r"did you mean return_values\?"),
+        ("values", True, r"ksieve\.select takes it"),
+        ("starts", 3, r"it is a member of ksieve\.RowBounds"),
+        ("policy", "direct", r"ksieve\.plan\(\.\.\., policy=\)"),
         ("zzz", 3, r"help\(ksieve\.topk\)"),
     ],
 )
@@ -113,7 +116,7 @@ class TestDtypesGivenAsDtypes:
     @pytest.mark.parametrize("dtype", [np.int64, np.dtype("int64"), int])
     def test_indices_in_those_of_numpy(self, dtype):
         assert ksieve.topk(SCORES, k=3, index_dtype=dtype).dtype == np.int64
-        assert ksieve.Options(index_dtype=dtype) == ksieve.Options(index_dtype="int64")
+        assert Options(index_dtype=dtype) == Options(index_dtype="int64")
 
     def test_indices_in_those_of_torch(self):
         torch = pytest.importorskip("torch")

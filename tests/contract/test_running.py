@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import ksieve
+from flat_calls import ask, finished, verified
 from ksieve import ArgumentError, BackendError, Running
+from ksieve.core.groups import grouped
 
 ROWS, WIDTH, K = 12, 331, 24
 RANKINGS = {"largest": {}, "smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
@@ -49,12 +51,12 @@ def test_the_answer_of_whole_rows(case, dtype, ranking):
     how = RANKINGS[ranking] | {"deterministic": True} | ({"block_size": 7} if case == "blocks" else {})
     live = {"num_rows": 7} if case == "live rows" else {}
     for seed, tie_break in enumerate(("low", "high")):
-        running = Running(ROWS, max_tile=77, dtype=scores.dtype, tie_break=tie_break, **slots, **how)
+        running = Running(ROWS, max_tile=77, dtype=scores.dtype, tie_break=tie_break, **grouped(slots), **grouped(how))
         for begin, end in tiles(WIDTH, 77, how.get("block_size", 1), seed):
-            running.push(scores[:, begin:end], begin, **windows)
+            running.push(scores[:, begin:end], begin, **grouped(windows))
         assert not live or set(np.abs(running.cutoff[7:])) == {np.inf}
-        found = running.finish(return_values=True, **live)
-        expected = ksieve.topk(scores, return_values=True, tie_break=tie_break, **windows, **slots, **how)
+        found = finished(running, values=True, **live)
+        expected = ask(scores, values=True, tie_break=tie_break, **windows, **slots, **how)
         for got, right in zip(found, expected, strict=True):
             assert got.tobytes() == right.tobytes()
 
@@ -64,7 +66,7 @@ def test_scores_worse_than_the_cutoff_decide_nothing(ranking):
     scores, rng = rows_of("float32"), np.random.default_rng(2)
     scores[6:] = rng.standard_normal((ROWS - 6, WIDTH))
     how = RANKINGS[ranking] | {"deterministic": True}
-    running = Running(ROWS, K, WIDTH, **how)
+    running = Running(ROWS, K, WIDTH, **grouped(how))
     running.push(scores[:, 100:], 100)
     assert np.isfinite(running.cutoff[6:]).all()
     early, bound = scores[:, :100].copy(), running.cutoff[:, None]
@@ -72,7 +74,7 @@ def test_scores_worse_than_the_cutoff_decide_nothing(ranking):
     assert worse[6:].mean() > 0.8
     early[worse] = -np.inf if ranking == "nan_first" else np.nan
     running.push(early, 0)
-    assert running.finish().tobytes() == ksieve.topk(scores, k=K, **how).tobytes()
+    assert running.finish().tobytes() == ask(scores, k=K, **how).tobytes()
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
@@ -90,17 +92,17 @@ def test_narrow_tiles_of_many_rows(dtype, ranking, monkeypatch):
     for begin_row in (0, 4):  # with rows for which lists are too short, and without
         rows, how = slice(begin_row, None), RANKINGS[ranking] | {"tie_break": "high", "deterministic": True}
         windows = {"starts": starts[rows], "ends": ends[rows]}
-        running = Running(ROWS - begin_row, K, 20, dtype=scores.dtype, **how)
+        running = Running(ROWS - begin_row, K, 20, dtype=scores.dtype, **grouped(how))
         calls = []
         plain = ksieve.api.topk
         monkeypatch.setattr(ksieve.api, "topk", lambda *a, **b: calls.append(0) or plain(*a, **b))  # noqa: B023
         for begin in range(0, width, 20):
-            running.push(scores[rows, begin : begin + 20], begin, **windows)
+            running.push(scores[rows, begin : begin + 20], begin, **grouped(windows))
         monkeypatch.undo()
         if begin_row and ranking != "nan_first":
             assert len(calls) < 40
-        found = running.finish(return_values=True)
-        expected = ksieve.topk(scores[rows], k=K, return_values=True, **windows, **how)
+        found = finished(running, values=True)
+        expected = ask(scores[rows], k=K, values=True, **windows, **how)
         for got, right in zip(found, expected, strict=True):
             assert got.tobytes() == right.tobytes()
 
@@ -115,17 +117,17 @@ def test_equal_scores_without_a_tie_break(own, dtype, ranking):
     scores[7, :400], scores[8, 400:] = scores[0, 0], scores[1, 0]  # 7 and NaN
     slots = {"k": np.random.default_rng(5).integers(-1, K + 3, ROWS).astype(np.int32), "max_k": K} if own else {"k": K}
     for seed in range(3):
-        running = Running(ROWS, max_tile=20, dtype=scores.dtype, **slots, **RANKINGS[ranking])
+        running = Running(ROWS, max_tile=20, dtype=scores.dtype, **grouped(slots), **grouped(RANKINGS[ranking]))
         for begin, end in tiles(scores.shape[1], 20, 1, seed):
             running.push(scores[:, begin:end], begin)
-        ksieve.verify(scores, None, running.finish(), k=slots["k"], **RANKINGS[ranking]).raise_if_failed()
+        verified(scores, None, running.finish(), k=slots["k"], **RANKINGS[ranking]).raise_if_failed()
 
 
 @pytest.mark.parametrize("slots", [{"k": K}, {"k": np.int32([0, 1, K]), "max_k": K}])
 @pytest.mark.parametrize("value", [0.0, 5.0, np.inf])
 def test_equal_scores_are_selected_from_once(slots, value, monkeypatch):
     scores, plain, calls = np.full((3, 900), value, np.float32), ksieve.api.topk, []
-    running = Running(3, max_tile=100, **slots)
+    running = Running(3, max_tile=100, **grouped(slots))
     running.push(scores[:, :100], 0)
     monkeypatch.setattr(ksieve.api, "topk", lambda *a, **b: calls.append(0) or plain(*a, **b))
     for begin in range(100, 900, 100):
@@ -140,11 +142,11 @@ def test_subnormal_scores_in_a_flush_to_zero_mode(ranking):
     bits[2:] |= np.uint32(1 << 31)
     scores = bits.view(np.float32)
     how = RANKINGS[ranking] | {"deterministic": True}
-    expected = ksieve.topk(scores, k=K, **how)
+    expected = ask(scores, k=K, **how)
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor has no such mode")
     try:
-        running = Running(4, K, 30, **how)
+        running = Running(4, K, 30, **grouped(how))
         for begin in range(0, 900, 30):
             running.push(scores[:, begin : begin + 30], begin)
         found = running.finish()
@@ -164,7 +166,7 @@ def test_again_after_reset_and_between():
     assert running.cutoff.tolist() == [-np.inf]
     assert running.finish().tolist() == [[-1, -1, -1]]
     running.push(scores[:, 5:7], 5)
-    assert running.finish(sorted=True, offsets=np.array([100], np.int32)).tolist() == [[106, 105, -1]]
+    assert finished(running, sorted=True, offsets=np.array([100], np.int32)).tolist() == [[106, 105, -1]]
 
 
 def test_tensors():
@@ -191,7 +193,9 @@ WRONG = {
     "live rows of another shape": (
         lambda r: r.push(np.zeros((3, 4), np.float32), 0, num_rows=np.ones(2, np.int32)), "num_rows: got shape (2,)"
     ),
-    "starts alone": (lambda r: r.push(np.zeros((3, 4), np.float32), 0, starts=np.zeros(3, np.int32)), "ends: got"),
+    "starts alone": (
+        lambda r: r.push(np.zeros((3, 4), np.float32), 0, bounds=ksieve.RowBounds(np.zeros(3, np.int32))), "ends: got"
+    ),
     "an option of the selection": (lambda r: r.finish(largest=False), "largest: got False; takes only"),
 }  # fmt: skip
 
@@ -222,7 +226,7 @@ def test_errors_leave_everything_as_it_was(wrong):
 )
 def test_arguments_that_cannot_be_used(wrong, text):
     with pytest.raises(ArgumentError) as caught:
-        Running(**({"rows": 2, "k": 3, "max_tile": 4} | wrong))
+        Running(**(grouped({"rows": 2, "k": 3, "max_tile": 4} | wrong)))
     assert str(caught.value) == text
 
 
@@ -253,7 +257,7 @@ def test_a_k_of_another_library_or_shape():
 
 
 def test_blocks_are_whole():
-    running = Running(1, 2, 8, block_size=4)
+    running = Running(1, 2, 8, blocks=ksieve.Blocks(4))
     running.push(np.zeros((1, 6), np.float32), 8)
     for first, width, text in (
         (2, 4, "a multiple of block_size"),

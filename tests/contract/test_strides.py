@@ -7,6 +7,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import ksieve
+from flat_calls import ask
 from ksieve.core.errors import ArgumentError
 
 H, T, WIDTH, K = 3, 14, 97, 6
@@ -52,16 +53,16 @@ def each_row(leading):
 CALLS = {
     "lengths": lambda s: {"lengths": each_row(s)},
     "long lengths": lambda s: {"lengths": spread(numbers(s, -3, 120, np.int64))},
-    "windows": lambda s: {"starts": spread(numbers(s, 0, 40)), "ends": each_row(s), "return_values": True},
-    "own k": lambda s: {"k": spread(numbers(s, 0, K + 1)), "max_k": K, "return_raw": True},
+    "windows": lambda s: {"starts": spread(numbers(s, 0, 40)), "ends": each_row(s), "values": True},
+    "own k": lambda s: {"k": spread(numbers(s, 0, K + 1)), "max_k": K, "raw": True},
     "offsets": lambda s: {"offsets": each_row(s)},
     "pages": lambda s: {
         "page_table": numbers((40, 9), 0, 99), "page_size": 16, "row_to_request": spread(numbers(s, 0, 44)),
     },
     "tail": lambda s: {"tail": spread(numbers(s, 0, 200)), "expand": 2},
-    "forced": lambda s: {"force_first": 2, "force_last": 1, "return_values": True, "lengths": each_row(s)},
+    "forced": lambda s: {"force_first": 2, "force_last": 1, "values": True, "lengths": each_row(s)},
     "blocks": lambda s: {"block_size": 8, "lengths": spread(numbers(s, 0, 100))},
-    "live": lambda s: {"num_rows": 7, "return_values": True},
+    "live": lambda s: {"num_rows": 7, "values": True},
 }  # fmt: skip
 
 
@@ -81,8 +82,8 @@ def equal(got, expected):
 def test_scores_of_any_leading_strides(name, backend):
     x = SCORES[name]
     options = {"sorted": True, "tie_break": "low", "k": K, "backend": backend}
-    got = ksieve.topk(x, **options)
-    equal(got, ksieve.topk(np.ascontiguousarray(x), **options))
+    got = ask(x, **options)
+    equal(got, ask(np.ascontiguousarray(x), **options))
     verdict = ksieve.verify(x, None, got, sorted=True, tie_break="low")
     assert verdict and verdict.rows == np.prod(x.shape[:-1])
 
@@ -93,7 +94,7 @@ def test_scores_of_any_leading_strides(name, backend):
 def test_numbers_of_any_strides(name, scores, backend):
     x = SCORES[scores]
     call = {"k": K, "sorted": True, "tie_break": "low", "backend": backend, **CALLS[name](x.shape[:-1])}
-    equal(ksieve.topk(x, **call), ksieve.topk(np.ascontiguousarray(x), **compact(call)))
+    equal(ask(x, **call), ask(np.ascontiguousarray(x), **compact(call)))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -103,10 +104,10 @@ def test_positions_and_requests(backend):
     table = np.broadcast_to(numbers((T, 1, 10), -1, 30), (T, H, 10))
     for call in ({"positions": places}, {"block_table": table}, {"positions": places, "force_last": 1}):
         call = {"k": K, "sorted": True, "tie_break": "low", "backend": backend, **call}
-        equal(ksieve.topk(x, **call), ksieve.topk(np.ascontiguousarray(x), **compact(call)))
+        equal(ask(x, **call), ask(np.ascontiguousarray(x), **compact(call)))
     lengths = numbers((T, 2), 5, 90)[:, 0]
     call = {"k": K, "sorted": True, "tie_break": "low", "next_n": H, "backend": backend}
-    equal(ksieve.topk(x, lengths, **call), ksieve.topk(np.ascontiguousarray(x), lengths.copy(), **call))
+    equal(ask(x, lengths, **call), ask(np.ascontiguousarray(x), lengths.copy(), **call))
 
 
 OUTPUTS = {
@@ -120,10 +121,10 @@ OUTPUTS = {
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs_are_written_in_place_and_nothing_between(name, backend):
     x, call = SCORES["transposed"], {"sorted": True, "tie_break": "low", "backend": backend}
-    expected = ksieve.topk(np.ascontiguousarray(x), None, K, return_values=True, return_raw=True, **call)
-    outputs = {"out": OUTPUTS[name](np.int32), "values_out": OUTPUTS[name](np.float32)}
-    outputs["raw_out"], counts = OUTPUTS[name](np.int32), spread(np.full((T, H), 99, np.int32))
-    got = ksieve.topk(x, None, K, counts_out=counts, **outputs, **call)
+    expected = ask(np.ascontiguousarray(x), None, K, values=True, raw=True, **call)
+    outputs = {"out": OUTPUTS[name](np.int32), "values": OUTPUTS[name](np.float32)}
+    outputs["raw"], counts = OUTPUTS[name](np.int32), spread(np.full((T, H), 99, np.int32))
+    got = ask(x, None, K, counts=counts, **outputs, **call)
     equal(got, expected)
     for array in outputs.values():
         base = array.base if array.base.base is None else array.base.base
@@ -139,9 +140,9 @@ def test_torch_tensors():
         x = torch.tensor(BUFFER).to(dtype).transpose(0, 1)
         lengths = torch.tensor(numbers((T, 1), 0, 90)).expand(T, H)
         out = torch.full((H, T, K), 99, dtype=torch.int32).transpose(0, 1)
-        options = {"sorted": True, "tie_break": "low", "return_values": True}
-        got = ksieve.topk(x, lengths, K, out=out, **options)
-        expected = ksieve.topk(x.contiguous(), lengths.contiguous(), K, **options)
+        options = {"sorted": True, "tie_break": "low", "values": True}
+        got = ask(x, lengths, K, out=out, **options)
+        expected = ask(x.contiguous(), lengths.contiguous(), K, **options)
         assert got[0] is out and all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
         assert ksieve.verify(x, lengths, out, sorted=True, tie_break="low")
 
@@ -167,8 +168,8 @@ REFUSED = {
         "out: .*contiguous rows that do not overlap",
     ),
     "one count for all": (
-        lambda: ksieve.topk(BUFFER, None, 5, counts_out=as_strided(np.zeros(99, "i4"), (H, T), (4, 0))),
-        "counts_out: .*does not overlap itself",
+        lambda: ask(BUFFER, None, 5, counts=as_strided(np.zeros(99, "i4"), (H, T), (4, 0))),
+        "counts: .*does not overlap itself",
     ),
     "no whole elements": (lambda: ksieve.topk(BUFFER[0], ODD, 5), "lengths: .*no multiple of 4 bytes.*whole elements"),
 }  # fmt: skip

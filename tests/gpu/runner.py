@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from conftest import cuda_devices
 
-import ksieve
+from flat_calls import verified
 from gpu import HOST
 from gpu.variants import Variant
 from ksieve.backends.cuda import device_info
@@ -94,7 +94,7 @@ def to_numpy(scores: torch.Tensor) -> np.ndarray:
 
 def refuted(scores: torch.Tensor, lengths: Any, indices: torch.Tensor, k: Any = None, **call: Any) -> list[str]:
     """What `ksieve.verify` says of an answer that is not exact."""
-    verdict = ksieve.verify(scores, lengths, indices, k=k, block_bytes=JUDGED_BYTES, **call)
+    verdict = verified(scores, lengths, indices, k=k, block_bytes=JUDGED_BYTES, **call)
     return [] if verdict else [str(verdict)]
 
 

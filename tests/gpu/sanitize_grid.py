@@ -87,11 +87,11 @@ def calls(rows, width, k):
     lengths = torch.from_numpy(material.lengths_for(rows, width, k))
     starts, offsets = torch.from_numpy(column % 5), torch.from_numpy(column * 1000 - 7)
     table = torch.from_numpy(np.arange(rows * (width // 8), dtype=np.int32).reshape(rows, -1))
-    more = {"return_values": True, "return_raw": True}
+    more = {"values": True, "raw": True}
     yield {"starts": starts, "lengths": lengths, "sorted": "index", "tie_break": "low", "overlap": True}
     yield {"page_table": table, "page_size": 8, "index_dtype": "int64", "sorted": "value", "tie_break": "high"} | more
     yield {"offsets": offsets, "ks": starts * (k // 4), "ends": lengths, "sorted": "value", "tie_break": "low"} | more
-    more["counts_out"] = torch.zeros(rows, dtype=torch.int32)
+    more["counts"] = torch.zeros(rows, dtype=torch.int32)
     by_value, by_index = {"sorted": "value", "tie_break": "high"} | more, {"sorted": "index", "tie_break": "low"} | more
     held = np.stack([np.random.default_rng(row).permutation(2 * width)[:width] for row in range(rows)]).astype(np.int32)
     held[held % 3 == 0] = -1
@@ -191,7 +191,7 @@ def rows_of_blocks() -> int:
         width = size * test_blocks.BLOCKS + 2
         scores = test_blocks.scores_of(size, width, test_blocks.K, dtype, size % 5)
         for call in test_blocks.calls(scores.shape[0], width, size):
-            call |= {"block_size": size, "force_first": 1, "force_last": 2, "return_values": size == 7}
+            call |= {"block_size": size, "force_first": 1, "force_last": 2, "values": size == 7}
             plan = served.plan_for(test_blocks.FORCED[family], scores, test_blocks.K, call)
             # On the host: PyTorch's kernels would be watched too.
             if wrong := served.check(served.Served(plan, scores, call), host=True):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import harness
-import ksieve
+from flat_calls import NAMES, ask
 from gpu import runner
 from gpu.runner import GUARD, Guarded
 from gpu.variants import Variant
@@ -36,7 +36,7 @@ JUDGED = ("starts", "ends", "index_base", "next_n", "largest", "nan", "sorted", 
 
 def options_of(call: dict[str, Any]) -> Options:
     """Options that a call's keyword arguments ask for."""
-    keywords = {name: value for name, value in call.items() if name in arguments.NAMES}
+    keywords = {name: value for name, value in call.items() if name in NAMES}
     bounds = next((call[name] for name in ("lengths", "ends") if call.get(name) is not None), None)
     return arguments.resolve(
         keywords,
@@ -64,11 +64,11 @@ class Served:
         room = ((rows + scores.shape[1] + k) % 4, GUARD) if guarded else (0, 0)
         self.outputs = {"out": Guarded.make(rows, k, index, *room)}
         if options.values:
-            self.outputs["values_out"] = Guarded.make(rows, k, scores.dtype, *room)
+            self.outputs["values"] = Guarded.make(rows, k, scores.dtype, *room)
         if options.raw:
-            self.outputs["raw_out"] = Guarded.make(rows, k, index, *room)
+            self.outputs["raw"] = Guarded.make(rows, k, index, *room)
         if options.counts:
-            self.outputs["counts_out"] = Guarded.make(rows, 1, torch.int32, 0, room[1])
+            self.outputs["counts"] = Guarded.make(rows, 1, torch.int32, 0, room[1])
         self.workspace = runner.dirty_workspace(plan)
 
     def run(self, *, stats: bool = False) -> Any:
@@ -80,16 +80,16 @@ class Served:
         if self.call.get("live") is not None:
             call["num_rows"] = self.call["live"]
         call |= {name: guarded.out for name, guarded in self.outputs.items()}
-        if "counts_out" in call:
-            call["counts_out"] = call["counts_out"].view(-1)
+        if "counts" in call:
+            call["counts"] = call["counts"].view(-1)
         scores, lengths, slots = map(runner.on_device, (self.scores, self.call.get("lengths"), slots))
-        result = ksieve.topk(
+        result = ask(
             scores,
             lengths,
             slots,
             plan=self.plan,
             workspace=self.workspace,
-            return_stats=stats,
+            stats=stats,
             **runner.on_device(call),
         )
         return result[-1] if stats else None

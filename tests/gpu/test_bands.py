@@ -76,7 +76,7 @@ def test_options_of_dealt_rows(name):
     rng = np.random.default_rng(12)
     bits = np.stack([rng.permutation(width) for _ in range(rows)]).astype(np.float32).view(np.int32)
     scores = material.place(bits, "float32", runner.DEVICE, offset=2, padding=5)
-    call = {"lengths": lengths_of(width, rows), "sorted": "value", "return_values": True}
+    call = {"lengths": lengths_of(width, rows), "sorted": "value", "values": True}
     if name == "windows":
         starts = torch.from_numpy(rng.integers(0, 3 * BIN_WIDTH, rows).astype(np.int32)).to(runner.DEVICE)
         call["starts"] = starts

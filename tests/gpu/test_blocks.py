@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-import ksieve
 from answers import RANKINGS
+from flat_calls import ask
 from gpu import material, runner, served
 from gpu.served import Asked
 from gpu.variants import ALL, Variant
@@ -113,14 +113,14 @@ def test_orders_values_and_statistics(dtype, ranking):
     scores = scores_of(size, width, k, dtype, 2)
     bounds = list(calls(scores.shape[0], width, size, k))
     ks = torch.arange(scores.shape[0], dtype=torch.int32, device=runner.DEVICE) * 3 % (k + 2) - 1
-    more = {"block_size": size, "return_values": True, "return_raw": True}
+    more = {"block_size": size, "values": True, "raw": True}
     asked = [
         ("resident_block", {"sorted": "value"}),
         ("resident_block", {"force_last": 1, "index_dtype": "int64"}),
-        ("resident_cluster", {"sorted": "index", "force_first": 1, "force_last": 2, "force": "beside"}),
+        ("resident_cluster", {"sorted": "index", "force_first": 1, "force_last": 2, "forced_extra": True}),
         ("resident_cluster", {"sorted": "value", "force_first": 2}),
         ("stream_unsampled", {"sorted": "value", "tie_break": "high", "force_first": 1, "force_last": 1}),
-        ("stream_unsampled", {"sorted": "index", "tie_break": "low", "force_last": 3, "force": "beside"}),
+        ("stream_unsampled", {"sorted": "index", "tie_break": "low", "force_last": 3, "forced_extra": True}),
     ]
     for number, (family, call) in enumerate(asked):
         if family in FORCED:
@@ -140,11 +140,11 @@ def test_blocks_are_expanded_behind_their_selection(family):
     counts = torch.zeros(rows, dtype=torch.int32, device=runner.DEVICE)
     tied = {"tie_break": "high", "sorted": "value"} if family == "stream_unsampled" else {"sorted": "index"}
     for number, call in enumerate((
-        {"force_last": 1, "counts_out": counts},
-        {"force_first": 1, "force_last": 2, "force": "beside", "return_values": True, "counts_out": counts} | tied,
-        {"tail": tail.to(runner.DEVICE), "force_last": 1, "return_raw": True, "counts_out": counts},
+        {"force_last": 1, "counts": counts},
+        {"force_first": 1, "force_last": 2, "forced_extra": True, "values": True, "counts": counts} | tied,
+        {"tail": tail.to(runner.DEVICE), "force_last": 1, "raw": True, "counts": counts},
     )):  # fmt: skip
-        call = bounds[(number + 1) % 3] | {"block_size": size, "expand": True} | call
+        call = bounds[(number + 1) % 3] | {"block_size": size, "expand": size} | call
         yield from asked_of(FORCED[family], scores, k, call)
 
 
@@ -157,10 +157,10 @@ def test_forced_entries_without_blocks(name):
     ks = torch.arange(scores.shape[0], dtype=torch.int32, device=runner.DEVICE) * 7 % (k + 2) - 1
     for number, call in enumerate((
         {"force_last": 1},
-        {"force_first": 4, "force_last": 70, "force": "beside", "ks": ks},
-        {"force_first": k - 1, "force_last": 1, "return_values": True},
-        {"force_first": 2, "force_last": 1, "ks": ks, "sorted": "value", "tie_break": "high", "return_raw": True},
-        {"force_first": 1, "force_last": 3, "sorted": "index", "index_dtype": "int64", "return_values": True},
+        {"force_first": 4, "force_last": 70, "forced_extra": True, "ks": ks},
+        {"force_first": k - 1, "force_last": 1, "values": True},
+        {"force_first": 2, "force_last": 1, "ks": ks, "sorted": "value", "tie_break": "high", "raw": True},
+        {"force_first": 1, "force_last": 3, "sorted": "index", "index_dtype": "int64", "values": True},
     )):  # fmt: skip
         if name not in ("warp", "cooperative") or "sorted" not in call:
             few = {"ctas": 3} if name == "row" else {}  # several rows for each
@@ -172,8 +172,8 @@ def test_rows_of_no_slots_have_forced_entries(tally):
     rows = scores.shape[0]
     for call in ({"block_size": 8}, {}):
         out = torch.full((rows, 3), 7, dtype=torch.int32, device=runner.DEVICE)
-        asked = call | {"force_first": 1, "force_last": 2, "force": "beside", "sorted": "index"}
-        ksieve.topk(runner.on_device(scores), None, 0, out=runner.on_device(out), **asked)
+        asked = call | {"force_first": 1, "force_last": 2, "forced_extra": True, "sorted": "index"}
+        ask(runner.on_device(scores), None, 0, out=runner.on_device(out), **asked)
         n = 63 if call else 500
         assert (out.cpu() == torch.tensor([0, n - 2, n - 1], dtype=torch.int32)).all()
     tally.add("blocks-no-slots", 2 * rows, [])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import ksieve
+from flat_calls import plan_of
 from gpu import material, runner, served
 from gpu.served import Asked
 from gpu.variants import ALL, banded
@@ -23,7 +23,7 @@ BEYOND = (-1, -(2**31) - 5, -(2**63), 2**31 + 7, 2**40 + 3, 2**32, 2**63 - 1)
 """Lengths of which 32 bits would tell other ones."""
 LARGE = (20_000, 70_000)
 WIDE = 90_001
-ORDERS = ({"sorted": "value", "tie_break": "high", "return_values": True}, {"sorted": "index", "tie_break": "low"})
+ORDERS = ({"sorted": "value", "tie_break": "high", "values": True}, {"sorted": "index", "tie_break": "low"})
 
 
 def scores_of(rows, width, dtype="float32", seed=3):
@@ -57,7 +57,7 @@ def test_lengths_of_64_bits_in_several_launches():
 def test_rows_of_pitch_0(rows, width):
     rows = 20 if runner.HOST else rows
     scores = scores_of(1, width).expand(rows, width)
-    plan = ksieve.plan(rows=rows, width=width, k=50, pitch=0, device="cuda")
+    plan = plan_of(rows=rows, width=width, k=50, pitch=0, device="cuda")
     lengths = torch.arange(rows, dtype=torch.int32, device=runner.DEVICE) * 7 % width
     return [Asked(plan, scores, call, runs=1) for call in ({}, {"lengths": lengths})]
 
@@ -67,5 +67,5 @@ def test_rows_of_pitch_0(rows, width):
 @served.judged("large k")
 def test_large_k_in_order(k, call):
     scores = (scores_of(3, WIDE) * 64).round() / 64  # many ties
-    plan = ksieve.plan(rows=3, width=WIDE, k=k, device="cuda", options=served.options_of(call))
+    plan = plan_of(rows=3, width=WIDE, k=k, device="cuda", options=served.options_of(call))
     return [Asked(plan, scores, call, runs=1)]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-import ksieve
 from cases import pairwise
 from entry_calls import AXES, built, columns_of
+from flat_calls import ask
 from gpu import runner, served
 from gpu.served import Asked, Served
 from gpu.test_options import ALL_NAMES, asked, device_call, possible_plan
@@ -33,7 +33,7 @@ CASES = pairwise(
     }
 )  # fmt: skip
 if runner.HOST:
-    NONE = {"force_first": None, "force_last": None, "force": None}
+    NONE = {"force_first": None, "force_last": None, "forced_extra": None}
     FEW = (
         NONE | {"positions": None, "expand": 7, "tail": True, "sorted": False, "tie_break": None, "fill": False},
         NONE | {"positions": None, "expand": None, "sorted": False, "tie_break": None},
@@ -42,7 +42,7 @@ if runner.HOST:
         NONE | {"positions": "positions", "expand": 2, "tie_break": "low"},
         NONE | {"positions": "block_table", "expand": 7, "tail": True},
         {"positions": "positions", "sorted": "value", "tie_break": "high", "force_first": 1, "force_last": 2},
-        {"positions": "positions", "expand": 2, "sorted": False, "force_first": 3, "force": "beside", "ks": False},
+        {"positions": "positions", "expand": 2, "sorted": False, "force_first": 3, "forced_extra": True, "ks": False},
         {"positions": "block_table", "expand": 7, "tail": True, "sorted": "index", "force_last": 2, "ks": True},
     )
     CASES = [case | few | {"width": 300, "k": 16} for case, few in zip(CASES, FEW, strict=False)]
@@ -55,7 +55,7 @@ ROWS_OWNED = ("row", "cluster", "persistent-exact")
 def made(number):
     """A combination: host scores, k and arguments, then scores and arguments on the device."""
     x, k, call = built(CASES[number], number)
-    call |= {"return_values": True, "return_raw": True, "counts_out": np.zeros(len(x), np.int32)}
+    call |= {"values": True, "raw": True, "counts": np.zeros(len(x), np.int32)}
     return x, k, call, to_cuda(x, number % 2, runner.DEVICE), device_call(call)
 
 
@@ -131,7 +131,7 @@ def test_candidates_that_are_there(owner, number):
     x[::3] = np.round(x[::3] * 2)  # equal ones
     best = PRESENT.index("best")
     table[best, (x[best].argmax() if more.get("largest", True) else x[best].argmin()) // block] = -1
-    call = more | {name: table, "return_values": True, "return_raw": True, "counts_out": np.zeros(rows, np.int32)}
+    call = more | {name: table, "values": True, "raw": True, "counts": np.zeros(rows, np.int32)}
     if "starts" in more:
         call["starts"] = np.arange(rows, dtype=np.int32) % 3 * 5
     if "ks" in more:
@@ -155,7 +155,7 @@ def test_entries_of_rows_on_chip(expand, tail):
     x = rng.standard_normal((rows, width)).astype(np.float32)
     x[::2] = np.round(x[::2])  # equal ones
     offsets = rng.integers(0, 1000, rows).astype(np.int32)
-    call = {"expand": expand, "offsets": offsets, "counts_out": np.zeros(rows, np.int32)}
+    call = {"expand": expand, "offsets": offsets, "counts": np.zeros(rows, np.int32)}
     if tail:
         call["tail"] = (width * expand - np.arange(rows) * 5 % (width * expand // 2)).astype(np.int32)
         call["tail"][-1] = 3 * expand + 1  # fewer entries than slots
@@ -184,17 +184,17 @@ def test_many_entries_in_order(name, call):
     """
     x = np.random.default_rng(3).standard_normal((3, 5003)).astype(np.float32)
     scores = to_cuda(np.round(x * 64) / 64, 1, runner.DEVICE)
-    given = {**call, "counts_out": np.zeros(3, np.int32)}
+    given = {**call, "counts": np.zeros(3, np.int32)}
     return [one for one in asked(name, scores, given.pop("k"), [device_call(given)]) if sort_slots(one.plan)]
 
 
 @pytest.mark.parametrize("name", ["persistent-exact", "warp", "row"])
-@pytest.mark.parametrize("more", [{}, {"return_values": True, "sorted": "index"}, {"expand": 3}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"values": True, "sorted": "index"}, {"expand": 3}], ids=str)
 def test_slots_that_are_not_used_are_left_as_they_are(name, more, tally):
     """Rows of fewer scores than slots cost the writing of those alone."""
     lengths = torch.tensor([300, 16, 15, 1, 0, 3], dtype=torch.int32, device=runner.DEVICE)
     scores = torch.arange(6 * 300, dtype=torch.float32, device=runner.DEVICE).reshape(6, 300)
-    call = more | {"lengths": lengths, "counts_out": torch.zeros(6, dtype=torch.int32), "fill": False}
+    call = more | {"lengths": lengths, "counts": torch.zeros(6, dtype=torch.int32), "fill": False}
     plan = possible_plan(name, scores, 16, call)
     if plan is None:
         pytest.skip("sorts no rows of a warp")
@@ -222,13 +222,13 @@ def test_a_call_without_slots_counts_and_has_its_tail(tail, tally):
     rows, width, expand = 3, 40, 4
     scores = torch.zeros(rows, width, device=runner.DEVICE)
     lengths = np.array([7, 0, 163], np.int32)
-    call = {"expand": expand, "counts_out": torch.full((rows,), 9, dtype=torch.int32, device=runner.DEVICE)}
+    call = {"expand": expand, "counts": torch.full((rows,), 9, dtype=torch.int32, device=runner.DEVICE)}
     call |= {"tail": torch.from_numpy(lengths).to(runner.DEVICE)} if tail else {}
     columns = expand - 1 if tail else 0
     out = torch.full((rows, columns), 9, dtype=torch.int32, device=runner.DEVICE)
-    ksieve.topk(runner.on_device(scores), k=0, **runner.on_device(call | {"out": out}))
+    ask(runner.on_device(scores), k=0, **runner.on_device(call | {"out": out}))
     own = lengths % expand if tail else 0 * lengths
-    assert call["counts_out"].tolist() == own.tolist()
+    assert call["counts"].tolist() == own.tolist()
     right = [[n - m + i if i < m else -1 for i in range(columns)] for n, m in zip(lengths, own, strict=True)]
     assert out.tolist() == right
     tally.add("entries no slots", rows, [])
@@ -239,8 +239,8 @@ SHARED = (
     {"offsets": True, "starts": True, "index_base": "start", "index_dtype": "int64"},
     {"expand": 4, "tail": True, "fill": False},
     {"expand": 3, "page_table": True, "page_size": 1, "starts": True, "force_first": 2, "force_last": 1},
-    {"expand": 4, "tail": True, "starts": True, "force_last": 2, "force": "beside", "index_dtype": "int64"},
-    {"page_table": True, "page_size": 1, "force_first": 3, "force": "beside", "ks": True},
+    {"expand": 4, "tail": True, "starts": True, "force_last": 2, "forced_extra": True, "index_dtype": "int64"},
+    {"page_table": True, "page_size": 1, "force_first": 3, "forced_extra": True, "ks": True},
 )
 """Calls whose slots are written from shared memory (kernels/epilogue/slots.cuh)."""
 
@@ -263,8 +263,8 @@ def test_slots_written_from_shared_memory(family, dtype, number):
     lengths = rng.integers(k + 1, width + 1, rows).astype(np.int32)
     lengths[5::8] = np.resize(np.roll((k, 0, 3, k + 1), -number), len(lengths[5::8]))
     lengths[::8] = width
-    call = {"lengths": lengths, "counts_out": np.zeros(rows, np.int32)} | more
-    call |= {"return_values": True, "return_raw": True}
+    call = {"lengths": lengths, "counts": np.zeros(rows, np.int32)} | more
+    call |= {"values": True, "raw": True}
     expand = more.get("expand", 1)
     if "tail" in more:
         call["tail"] = (

@@ -10,6 +10,7 @@ import torch
 
 import ksieve
 from answers import RANKINGS, random_row
+from flat_calls import ask, verified
 from gpu import runner
 from ksieve.core.errors import KsieveError
 from ksieve_lab import oracle
@@ -24,8 +25,8 @@ def calls_ahead():
     x, n = (torch.from_numpy(array) for array in made())
     for scores, lengths in ((x.cuda(), n.cuda()), (x.repeat(2, 1).cuda(), n.repeat(2).cuda()), (x, n)):
         yield partial(ksieve.topk, scores, lengths, K)
-        yield partial(ksieve.topk, scores, lengths, k=K, deterministic=True, return_values=True)
-        yield partial(ksieve.topk, scores, k=K, return_values=True)
+        yield partial(ksieve.select, scores, lengths, k=K, deterministic=True, values=True)
+        yield partial(ksieve.select, scores, k=K, values=True)
     split = ksieve.plan(rows=ROWS, width=WIDTH, k=K, device="cuda", family="stream_split")
     yield partial(ksieve.topk, x.cuda(), n.cuda(), plan=split)
 
@@ -112,20 +113,20 @@ def test_jax_in_a_program(problem):
     if jax.default_backend() not in ("gpu", "cuda"):
         pytest.skip(f"JAX sees no GPU, only {jax.default_backend()}")
     scores, lengths = problem
-    call = {"k": K, "deterministic": True, "return_values": True}
+    call = {"k": K, "deterministic": True, "values": True}
 
     def select(x, n):
-        indices, values = ksieve.topk(jax.numpy.roll(x, 1, axis=1), n, **call)
+        indices, values = ask(jax.numpy.roll(x, 1, axis=1), n, **call)
         return indices + 1, values
 
-    want = ksieve.topk(np.roll(scores, 1, axis=1), lengths, **call)
+    want = ask(np.roll(scores, 1, axis=1), lengths, **call)
     program = jax.jit(select)
     for indices, values in [program(scores, lengths) for _ in range(50)]:
         np.testing.assert_array_equal(indices, want[0] + 1)
         np.testing.assert_array_equal(values, want[1])
     batch = jax.jit(jax.vmap(select))(np.stack([scores, scores]), np.stack([lengths, lengths]))
     np.testing.assert_array_equal(batch[0][1], want[0] + 1)
-    changes = jax.jit(jax.grad(lambda x: ksieve.topk(x, k=K, return_values=True)[1].sum()))(scores)
+    changes = jax.jit(jax.grad(lambda x: ask(x, k=K, values=True)[1].sum()))(scores)
     assert np.count_nonzero(changes) == ROWS * K
     plan = ksieve.plan(rows=ROWS, width=WIDTH, k=K)
     with pytest.raises(jax.errors.JaxRuntimeError, match="plan: got scores of device cuda"):
@@ -145,9 +146,9 @@ def test_verify_judges_every_option_on_the_device(ranking, order, tie_break):
         call = row.arguments(rows) | {"num_rows": rows - 9}
         on_device = {name: torch.from_numpy(x).cuda() if isinstance(x, np.ndarray) else x for name, x in call.items()}
         device_scores = torch.from_numpy(scores).cuda()
-        expected = ksieve.verify(scores, indices=answers, **call)
+        expected = verified(scores, indices=answers, **call)
         for block_bytes in (10_000, 1 << 26):
-            found = ksieve.verify(
+            found = verified(
                 device_scores[None], indices=torch.from_numpy(answers).cuda()[None], block_bytes=block_bytes,
                 **{n: x[None] if isinstance(x, torch.Tensor) else x for n, x in on_device.items()},
             )  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ksieve
+from flat_calls import ask
 from gpu import material, runner
 from gpu.variants import ALL, VARIANTS, banded, small_storage
 from ksieve.core.errors import ArgumentError, BackendError
@@ -86,7 +87,7 @@ def test_replays(name, own, replays, tally):
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        out = ksieve.topk(load.scores, load.lengths, plan=plan, num_rows=load.live, **given)
+        out = ask(load.scores, load.lengths, plan=plan, num_rows=load.live, **given)
     for turn in range(replays):
         load.change(turn)
         graph.replay()

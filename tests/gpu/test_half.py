@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-import ksieve
 from gpu import runner, served, test_held
 from gpu.served import Asked
 from gpu.test_bands import lengths_of
 from gpu.test_held import K, hard_rows, plans_of, stacked
 from gpu.variants import banded
+from ksieve import dispatch
 from ksieve.planning import shapes
 from ksieve.planning.families import ONE_CTA
 
@@ -125,8 +125,8 @@ def test_k_about_the_ends_of_a_value(family, shape, dtype, levels):
 
 OPTIONS = {
     "windows": {"starts": 5, "index_base": "start"},
-    "values": {"return_values": True},
-    "sorted": {"sorted": True, "return_values": True},
+    "values": {"values": True},
+    "sorted": {"sorted": True, "values": True},
     "ties": {"tie_break": "low", "sorted": "index"},
 }
 ASKED_IN_TURN = [(*one, list(OPTIONS)[number % len(OPTIONS)]) for number, one in enumerate(reversed(IN_TURN))]
@@ -152,8 +152,8 @@ def test_as_many_slots_as_are_collected_on_chip(dtype):
     """All scores are equal, so that no candidate of an exact route could be left out; one more, and they are stored."""
     width = 24_576
     asked = {"rows": 1, "width": width, "dtype": dtype, "device": "cuda"}
-    most = max(k for k in range(512, width) if ksieve.plan(**asked, k=k).capacity < k)
-    plans = [ksieve.plan(**asked, k=k) for k in (most - 8, most, most + 1)]
+    most = max(k for k in range(512, width) if dispatch.plan_of(**asked, k=k).capacity < k)
+    plans = [dispatch.plan_of(**asked, k=k) for k in (most - 8, most, most + 1)]
     plans = [plan for plan in plans if plan.family == "resident_cluster"]
     assert len(plans) >= 2
     scores = stacked([np.full(width, 3)], dtype=dtype)

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import ksieve
+from flat_calls import plan_of
 from gpu import runner, served
 
 PAGES = {"page_table": torch.arange(40, dtype=torch.int32).view(2, 20).flip(1).contiguous(), "page_size": 16}
 CALLS = {
     "out": {"lengths": torch.tensor([300, 299], dtype=torch.int32)},
-    "values_out": {"return_values": True},
-    "raw_out": {"return_raw": True, **PAGES},
-    "counts_out": {"expand": 2, "counts_out": torch.zeros(2, dtype=torch.int32)},
+    "values": {"values": True},
+    "raw": {"raw": True, **PAGES},
+    "counts": {"expand": 2, "counts": torch.zeros(2, dtype=torch.int32)},
 }
 
 
@@ -25,7 +26,7 @@ def ready(monkeypatch):
     scores = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
 
     def made(call):
-        plan = ksieve.plan(rows=2, width=300, k=20, options=served.options_of(call))
+        plan = plan_of(rows=2, width=300, k=20, options=served.options_of(call))
         return served.Served(plan, scores, call)
 
     return made
@@ -33,27 +34,29 @@ def ready(monkeypatch):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_changed_answer_is_refuted(ready, monkeypatch, name):
-    one, right = ready(CALLS[name]), ksieve.topk
+    one, right = ready(CALLS[name]), ksieve.select
     assert served.check(one) == served.check(one, host=True) == []
 
     def wrong(*arguments, **keywords):
-        right(*arguments, **keywords)
+        found = right(*arguments, **keywords)
         keywords[name].view(2, -1)[1, 0] += 1
+        return found
 
-    monkeypatch.setattr(ksieve, "topk", wrong)
+    monkeypatch.setattr(ksieve, "select", wrong)
     assert served.check(one)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_write_beside_an_output_is_refuted(ready, monkeypatch, name):
-    one, right = ready(CALLS[name]), ksieve.topk
+    one, right = ready(CALLS[name]), ksieve.select
     memory = one.outputs[name].memory
     outside = (~one.outputs[name].inside).nonzero().flatten()
     for at in outside[[0, runner.GUARD - 1, runner.GUARD, -runner.GUARD - 1, -1]].tolist():
 
         def wrong(*arguments, at=at, **keywords):
-            right(*arguments, **keywords)
+            found = right(*arguments, **keywords)
             memory[at] = 0
+            return found
 
-        monkeypatch.setattr(ksieve, "topk", wrong)
+        monkeypatch.setattr(ksieve, "select", wrong)
         assert served.check(one) == [f"run 0: memory around {name} was written"]

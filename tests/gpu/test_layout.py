@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import ksieve
+from flat_calls import ask
 from gpu import material, runner, served
 from gpu.served import Asked
 from gpu.variants import VARIANTS, possible
@@ -53,7 +54,7 @@ def test_a_plan_serves_fewer_rows_and_narrower_matrices(name):
 def test_no_rows_and_no_scores():
     empty = torch.empty(0, 100, device="cuda")
     assert ksieve.topk(empty, k=5).shape == (0, 5)
-    assert ksieve.topk(empty, k=5, return_stats=True)[1].raw.shape == (0, 16)
+    assert ask(empty, k=5, stats=True)[1].raw.shape == (0, 16)
     for variant in VARIANTS.values():
         plan = variant.plan(4, 100, 5)
         assert ksieve.topk(empty, plan=plan).shape == (0, 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ksieve
+from flat_calls import ask
 from ksieve.core.errors import ArgumentError
 
 torch = pytest.importorskip("torch")
@@ -22,6 +23,6 @@ def test_lazy_views_are_refused_by_the_fast_path_too(name, planned):
     }
     plan = ksieve.plan(rows=4, width=4096, k=64, device="cuda") if planned else None
     for _ in range(3):  # the second call takes the fast path
-        ksieve.topk(k=64, plan=plan, **arrays)
+        ask(k=64, plan=plan, **arrays)
     with pytest.raises(ArgumentError, match=rf"^{name}: .*resolve_neg"):
-        ksieve.topk(k=64, plan=plan, **(arrays | {name: torch._neg_view(arrays[name])}))
+        ask(k=64, plan=plan, **(arrays | {name: torch._neg_view(arrays[name])}))

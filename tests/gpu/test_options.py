@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import cases
-import ksieve
+from flat_calls import ask, plan_of
 from gpu import material, runner, served
 from gpu.served import Asked, Served, same_bytes
 from gpu.variants import ALL, VARIANTS, overflowing
@@ -79,14 +79,14 @@ def wide_calls(rows, width, k, seed=0):
     return {
         "plain": {"lengths": lengths},
         "windows": {"starts": starts, "lengths": lengths},
-        "ends": {"starts": starts, "ends": ends, "index_base": "start", "return_values": True},
+        "ends": {"starts": starts, "ends": ends, "index_base": "start", "values": True},
         "pages": {
-            "starts": starts, "ends": ends, "page_table": table, "page_size": size, "return_raw": True,
+            "starts": starts, "ends": ends, "page_table": table, "page_size": size, "raw": True,
             "index_dtype": "int64",
         },
         "mapped": {
-            "page_table": table[:, : pages - 1], "page_size": size, "ks": integers(rows, -3, k + 3), "return_raw": True,
-            "row_to_request": integers(rows, -1, rows + 1), "return_values": True,
+            "page_table": table[:, : pages - 1], "page_size": size, "ks": integers(rows, -3, k + 3), "raw": True,
+            "row_to_request": integers(rows, -1, rows + 1), "values": True,
         },
         "offsets": {"lengths": lengths, "offsets": integers(rows, -(2**31), 2**31 - 1), "ks": integers(rows, 0, k + 1)},
         "tokens": {"lengths": lengths[: rows // 4].clone(), "next_n": 4, "starts": starts, "overlap": True},
@@ -108,7 +108,7 @@ def possible_plan(name, scores, k, call):
 
 def in_orders(**more):
     """Deterministic calls of whole rows."""
-    return [more | {"sorted": order, "tie_break": tie_break, "return_values": True} for order, tie_break in ORDERS]
+    return [more | {"sorted": order, "tie_break": tie_break, "values": True} for order, tie_break in ORDERS]
 
 
 def asked(name, scores, k, calls, **more):
@@ -225,7 +225,7 @@ def test_a_k_too_large_to_sort_is_transformed_in_place(k):
     """64-bit slots over the positions that they are made from."""
     k, width = (700, 3001) if runner.HOST else (k, 300_001)
     offsets = torch.tensor([5, -7, 2**31 - 1], dtype=torch.int32, device=runner.DEVICE)
-    call = {"offsets": offsets, "index_dtype": "int64", "return_raw": True, "return_values": True}
+    call = {"offsets": offsets, "index_dtype": "int64", "raw": True, "values": True}
     return forced("persistent-exact", torch.randn(3, width, device=runner.DEVICE), k, [call], runs=1)
 
 
@@ -244,7 +244,7 @@ def test_graphs_replay_calls_with_options(name, overlap, tally):
         served.plan_for(VARIANTS[name], scores, 1, call := {"starts": first, "ends": ends} | order), scores, call
     )
     # The second call's windows start where the first one found the greatest score, so that it must have waited.
-    chained = {"starts": torch.empty(rows, dtype=torch.int32, device="cuda"), "ends": ends, "return_values": True}
+    chained = {"starts": torch.empty(rows, dtype=torch.int32, device="cuda"), "ends": ends, "values": True}
     two = Served(served.plan_for(VARIANTS[name], scores, k, chained | order), scores, chained | order)
     one.outputs["out"].out = chained["starts"].view(rows, 1)
     for ready in (one, two):
@@ -284,7 +284,7 @@ def test_overlapping_launches_wait_for_each_other(name, tally):
         torch.cuda.synchronize()
         for link in range(links):
             starts = out[link - 1].view(-1)[:48] if link else buffers[0]
-            ksieve.topk(
+            ask(
                 scores, plan=plan, starts=starts, ends=ends[link], out=out[link], workspace=workspace,
                 index_base="start", overlap=overlap, **order,
             )  # fmt: skip
@@ -299,7 +299,7 @@ def test_a_thousand_runs_under_load_give_the_same_bytes(name, tally):
     scores = wide_scores(width, k)
     lengths = torch.full((len(scores),), width - 5, dtype=torch.int32, device=runner.DEVICE)
     # What `deterministic` stands for, in the words that the independent answer knows.
-    call = {"lengths": lengths, "sorted": "index", "tie_break": "low", "return_values": True}
+    call = {"lengths": lengths, "sorted": "index", "tie_break": "low", "values": True}
     ready = Served(served.plan_for(VARIANTS[name], scores, k, call), scores, call)
     ready.run()
     first = {output: guarded.out.clone() for output, guarded in ready.outputs.items()}
@@ -328,11 +328,11 @@ def batches():
     for batch in BATCHES:
         scores = torch.empty(batch, ROW_WIDTH, device=runner.DEVICE)
         for name, tie_break in itertools.product((None, *(NAMES if batch <= 64 else ())), ("low", "high")):
-            call = {"batch_invariant": True, "tie_break": tie_break, "return_values": True}
+            call = {"deterministic": True, "tie_break": tie_break, "values": True}
             call |= {"sorted": "value"} if tie_break == "high" else {}
             if name is None:
                 options = served.options_of(call)
-                plan = ksieve.plan(rows=batch, width=ROW_WIDTH, k=k, device="cuda", options=options)
+                plan = plan_of(rows=batch, width=ROW_WIDTH, k=k, device="cuda", options=options)
             else:
                 plan = served.plan_for(VARIANTS[name], scores, k, call)
             yield batch, call, plan, name or plan.family

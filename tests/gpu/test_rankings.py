@@ -26,7 +26,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 RANKINGS = {"smallest": {"largest": False}, "nan_first": {"nan": "highest"}}
 CALLS = (
     {"starts": 5, "index_base": "start"},
-    {"return_values": True, "sorted": "value", "tie_break": "high"},
+    {"values": True, "sorted": "value", "tie_break": "high"},
     {"tie_break": "low", "sorted": "index"},
 )
 CASES = [(*case, *SHAPES.get(case[0], (K, WIDTH))) for case in itertools.product(ALL, DTYPES, RANKINGS)]

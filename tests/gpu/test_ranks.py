@@ -11,6 +11,7 @@ import torch
 import ksieve
 import ksieve.distributed as ranks
 import rank_cases
+from flat_calls import ask
 from gpu import runner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
@@ -87,7 +88,7 @@ def test_every_layout_and_schedule(rank, world):
             lengths = lengths_of(number, x)
             for ties, largest in (("low", True), ("high", False)):
                 options = {"tie_break": ties, "largest": largest, "nan": ("last", "highest")[number % 2]}
-                right = ksieve.topk(x, lengths, 2048, sorted="index", **options)
+                right = ask(x, lengths, 2048, sorted="index", **options)
                 for layout in LAYOUTS:
                     for schedule in SCHEDULES:
                         plan = ranks.plan(
@@ -112,7 +113,7 @@ def test_global_output_and_pages(rank, world):
         assert torch.equal(ranks.topk(shard, plan=plan), right)
         plan = ranks.plan(**common, width=width)
         table = torch.randperm(9 * (-(-width // 16)), device="cuda").int().view(9, -1)
-        found, counts = ranks.topk(shard, plan=plan, page_table=table, page_size=16)
+        found, counts = ranks.topk(shard, plan=plan, transform=ksieve.PageTable(table, 16))
         local, many = held(right, places)
         index = torch.full((x.shape[1],), -1, dtype=torch.long, device="cuda")
         index[places] = torch.arange(width, device="cuda")

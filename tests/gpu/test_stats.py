@@ -1,4 +1,4 @@
-"""`return_stats=True` equals the NumPy model in every column, on rows that reach every route of every family."""
+"""`stats=True` equals the NumPy model in every column, on rows that reach every route of every family."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import ksieve
+from flat_calls import NAMES, ask
 from gpu import runner, served
 from gpu.variants import ALL, Variant, banded
-from ksieve.core import arguments
 
 pytestmark = pytest.mark.gpu
 
@@ -35,23 +35,23 @@ def pages():
     return {"page_table": table, "page_size": 256, "row_to_request": spread(0, 44)}
 
 
-ORDERED = {"sorted": True, "tie_break": "low", "values_out": torch.float32}
+ORDERED = {"sorted": True, "tie_break": "low", "values": torch.float32}
 CALLS = {
     "plain": lambda width: {},
     "lengths": lambda width: {"lengths": column(0, width)},
     "lengths of int64": lambda width: {"lengths": spread(-9, width + 9, torch.int64)},
-    "windows": lambda width: {"starts": spread(0, width // 3), "ends": column(0, width), "values_out": torch.float32},
+    "windows": lambda width: {"starts": spread(0, width // 3), "ends": column(0, width), "values": torch.float32},
     "own k": lambda width: {"ks": spread(0, K + 1), "max_k": K},
-    "pages": lambda width: {**pages(), "sorted": "index", "raw_out": torch.int32},
-    "offsets": lambda width: {"offsets": column(0, 1 << 30), "index_dtype": "int64", "values_out": torch.float32},
+    "pages": lambda width: {**pages(), "sorted": "index", "raw": torch.int32},
+    "offsets": lambda width: {"offsets": column(0, 1 << 30), "index_dtype": "int64", "values": torch.float32},
     "order": lambda width: {**ORDERED, "lengths": column(0, width)},
-    "tail": lambda width: {"tail": spread(0, 4 * width), "expand": 4, "counts_out": torch.int32},
-    "positions": lambda width: {"positions": places(width), "counts_out": torch.int32},
+    "tail": lambda width: {"tail": spread(0, 4 * width), "expand": 4, "counts": torch.int32},
+    "positions": lambda width: {"positions": places(width), "counts": torch.int32},
     "block table": lambda width: {"block_table": places(width)[..., : width // 20], "lengths": column(0, width)},
     "blocks": lambda width: {"block_size": 8, "lengths": column(0, width), "sorted": "index"},
     "forced": lambda width: {"force_first": 1, "force_last": 2, "lengths": spread(0, width)},
 }  # fmt: skip
-NAMES = ("persistent-64", "persistent-exact", "split-4", "row", "cluster", "cooperative", "warp")
+FAMILIES = ("persistent-64", "persistent-exact", "split-4", "row", "cluster", "cooperative", "warp")
 SAMPLED, SHARED, WARP = ("persistent-64", "split-4"), ("cooperative", "warp"), ("warp",)
 REFUSED = dict.fromkeys(("blocks", "forced", "positions", "block table"), SAMPLED + SHARED)
 REFUSED |= {"own k": WARP, "tail": WARP, "order": SHARED, "pages": SHARED}
@@ -86,29 +86,29 @@ def run(name, planned, dtype, layout):
     """Run a call on strided arrays; compare with the CPU's answer for contiguous copies."""
     width = min(WIDTH, 2000) if planned == "warp" else WIDTH  # a warp holds no wider row
     x, call = scores(dtype, layout, width), CALLS[name](width)
-    keywords = {key: value for key, value in call.items() if key in arguments.NAMES}
+    keywords = {key: value for key, value in call.items() if key in NAMES}
     wanted = {"out": getattr(torch, call.get("index_dtype", "int32"))}
-    wanted |= {key: x.dtype if key == "values_out" else torch.int32 for key in ("values_out", "raw_out") if key in call}
+    wanted |= {key: x.dtype if key == "values" else torch.int32 for key in ("values", "raw") if key in call}
     plan = PLANS[planned](TOKENS * HEADS, width, K, dtype=dtype, options=served.options_of(call))
     outputs = {n: output(kind, plan.problem.columns) for n, kind in wanted.items()}
-    if "counts_out" in call:
-        outputs["counts_out"] = output(torch.int32, 0)
+    if "counts" in call:
+        outputs["counts"] = output(torch.int32, 0)
     given = {n: v for n, v in keywords.items() if n not in outputs}
     device = {n: runner.on_device(v.to(runner.DEVICE) if isinstance(v, torch.Tensor) else v) for n, v in given.items()}
     device |= {n: runner.on_device(out) for n, (out, _) in outputs.items()}
     numbers = [call.get(name) for name in ("lengths", "ks")]
     lengths, ks = (None if v is None else runner.on_device(v.to(runner.DEVICE)) for v in numbers)
     held = runner.on_device(x.to(runner.DEVICE) if runner.HOST else strided_on_device(x))
-    ksieve.topk(held, lengths, K if ks is None else ks, plan=plan, workspace=runner.dirty_workspace(plan), **device)
+    ask(held, lengths, K if ks is None else ks, plan=plan, workspace=runner.dirty_workspace(plan), **device)
     expected = {n: torch.empty(TOKENS, HEADS, plan.problem.columns, dtype=out.dtype) for n, (out, _) in outputs.items()}
-    if "counts_out" in call:
-        expected["counts_out"] = torch.empty(TOKENS, HEADS, dtype=torch.int32)
+    if "counts" in call:
+        expected["counts"] = torch.empty(TOKENS, HEADS, dtype=torch.int32)
     copies = {n: v.contiguous() if isinstance(v, torch.Tensor) else v for n, v in given.items()}
     lengths, ks = (None if v is None else v.contiguous() for v in numbers)
-    ksieve.topk(x.contiguous(), lengths, K if ks is None else ks, **copies, **expected)
+    ask(x.contiguous(), lengths, K if ks is None else ks, **copies, **expected)
     for n, (out, buffer) in outputs.items():
         got, right = out.cpu(), expected[n]
-        if "sorted" not in call and n != "counts_out":
+        if "sorted" not in call and n != "counts":
             got, right = got.sort(-1).values, right.sort(-1).values
         assert torch.equal(got, right), n
         out.fill_(POISON)
@@ -121,9 +121,11 @@ def strided_on_device(x):
     return memory.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
-PLANS = {name: ALL[name].plan for name in NAMES}
+PLANS = {name: ALL[name].plan for name in FAMILIES}
 PLANS |= {"one_cta": Variant("resident", "resident_block").plan, "binned": banded}
-CASES = [(call, name, "float32", "transposed") for call in CALLS for name in NAMES if name not in REFUSED.get(call, ())]
+CASES = [
+    (call, name, "float32", "transposed") for call in CALLS for name in FAMILIES if name not in REFUSED.get(call, ())
+]
 CASES += [(call, "one_cta", "float32", "transposed") for call in ("plain", "windows", "offsets")]
 CASES += [("lengths", name, dtype, layout) for name in ("persistent-64", "split-4", "row", "cluster")
           for dtype, layout in (("bfloat16", "padded"), ("float16", "expanded"))]  # fmt: skip
@@ -145,14 +147,14 @@ def test_no_slots():
     counts, buffer = output(torch.int32, 0)
     x = runner.on_device(scores("float32", "padded") if runner.HOST else scores("float32", "padded").to(runner.DEVICE))
     out = torch.empty(TOKENS, HEADS, 0, dtype=torch.int32, device=runner.DEVICE)
-    ksieve.topk(x, None, 0, out=runner.on_device(out), counts_out=runner.on_device(counts))
+    ask(x, None, 0, out=runner.on_device(out), counts=runner.on_device(counts))
     assert runner.HOST or not counts.any()  # the emulated driver does not clear memory
     counts.fill_(POISON)
     assert bool((buffer == POISON).all())
 
 
 @pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")
-@pytest.mark.parametrize("name", NAMES[:5])
+@pytest.mark.parametrize("name", FAMILIES[:5])
 def test_a_graph_replays_with_other_content(name, tally):
     x = strided_on_device(scores("float32", "transposed"))
     lengths = torch.zeros(TOKENS, 1, dtype=torch.int32, device="cuda")
@@ -160,7 +162,7 @@ def test_a_graph_replays_with_other_content(name, tally):
     plan = ALL[name].plan(TOKENS * HEADS, WIDTH, K)
     workspace = plan.workspace()
     given = {"plan": plan, "out": out, "workspace": workspace}
-    graph, _ = runner.captured(lambda: ksieve.topk(x, lengths.expand(TOKENS, HEADS), **given))
+    graph, _ = runner.captured(lambda: ask(x, lengths.expand(TOKENS, HEADS), **given))
     for turn in range(20):
         x.copy_(torch.randn(x.shape, device="cuda"))
         lengths.random_(-5, WIDTH + 20)

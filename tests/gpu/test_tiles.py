@@ -11,7 +11,9 @@ import torch
 
 import ksieve
 from answers import RANKINGS, reaches
+from flat_calls import ask, finished
 from gpu import material, runner
+from ksieve.core.groups import grouped
 from ksieve.running import Candidates
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
@@ -125,20 +127,20 @@ def test_every_path_of_the_kernel(k, dtype, ties, tally):
 def in_every_way(dtype, ranking):
     """Yield answers to whole rows, to their tiles, and to their candidates: positions and values of each."""
     how = RANKINGS[ranking] | {"deterministic": True}
-    running = ksieve.Running(ROWS, K, 4096, dtype=getattr(torch, dtype), device="cuda", **how)
+    running = ksieve.Running(ROWS, K, 4096, dtype=getattr(torch, dtype), device="cuda", **grouped(how))
     candidates = Candidates(running, WIDTH, capacity=1000)
     for seed in range(3):
         scores, lengths = rows_of(dtype, seed)
-        answers = [ksieve.topk(scores, lengths, k=K, return_values=True, **how)]
+        answers = [ask(scores, lengths, k=K, values=True, **how)]
         running.reset()
         push(running, scores, lengths)
-        answers.append(running.finish(return_values=True))
+        answers.append(finished(running, values=True))
         candidates.propose(scores[:, candidates.columns.long()].contiguous(), lengths)
         for _ in range(2):
             keep(scores, candidates.left, candidates, ranking)
             candidates.certify(check=True)
         push(running, scores, candidates.left)
-        yield [*answers, running.finish(return_values=True)]
+        yield [*answers, finished(running, values=True)]
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
@@ -164,10 +166,10 @@ def test_windows_and_own_k(long):
         starts, ends = starts - 2**40 * (starts == 0), ends + 2**40 * (ends >= WIDTH)
     ks = (torch.arange(ROWS, dtype=torch.int32, device="cuda") * 31) % (K + 9)
     how = {"max_k": K, "tie_break": "high", "deterministic": True}
-    running = ksieve.Running(ROWS, ks, 7000, dtype=torch.float32, device="cuda", **how)
+    running = ksieve.Running(ROWS, ks, 7000, dtype=torch.float32, device="cuda", **grouped(how))
     for first in range(0, WIDTH, 7000):
-        running.push(scores[:, first : first + 7000], first, starts=starts, ends=ends)
-    assert torch.equal(running.finish(), ksieve.topk(scores, **expected, k=ks, **how))
+        running.push(scores[:, first : first + 7000], first, bounds=ksieve.RowBounds(starts=starts, ends=ends))
+    assert torch.equal(running.finish(), ask(scores, **expected, k=ks, **how))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -180,12 +182,12 @@ def test_full_lists_and_tiles_at_any_alignment(k, dtype):
     scores = wide.to(getattr(torch, dtype))[:, 1 : WIDTH + 1]
     for ties in ("low", "high"):
         running = ksieve.Running(8, k, 9001, dtype=scores.dtype, device="cuda", tie_break=ties, deterministic=True)
-        expected = ksieve.topk(scores, k=k, tie_break=ties, deterministic=True, return_values=True)
+        expected = ask(scores, k=k, tie_break=ties, deterministic=True, values=True)
         for backwards in (False, True):
             running.reset()
             for first in sorted(range(0, WIDTH, 9001), reverse=backwards):
                 running.push(scores[:, first : first + 9001], first)
-            indices, values = running.finish(return_values=True)
+            indices, values = finished(running, values=True)
             bits = torch.int32 if dtype == "float32" else torch.int16
             assert torch.equal(indices, expected[0])
             assert torch.equal(values.view(bits), expected[1].view(bits))

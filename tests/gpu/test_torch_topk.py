@@ -11,7 +11,9 @@ import torch
 
 import ksieve
 import ksieve.torch
+from flat_calls import plan_of
 from gpu import runner
+from ksieve.core.options import Options
 from torch_cases import assert_alike, numbers, strided
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
@@ -90,12 +92,12 @@ def test_transforms_equal_those_of_torch(name, backend):
 
 
 def test_a_plan_and_a_workspace_beside_a_gradient():
-    options = ksieve.Options(values=True, transform="offsets", order="index", tie_break="low")
-    plan = ksieve.plan(rows=6, width=40_000, k=300, device="cuda", options=options)
+    options = Options(values=True, transform="offsets", order="index", tie_break="low")
+    plan = plan_of(rows=6, width=40_000, k=300, device="cuda", options=options)
     offsets = torch.arange(6, dtype=torch.int32, device=runner.DEVICE)
     x = torch.randn(6, 40_000, device=runner.DEVICE, requires_grad=True)
-    found = ksieve.topk(x, plan=plan, workspace=plan.workspace(), offsets=offsets)
-    plain = ksieve.topk(x.detach(), plan=plan, workspace=plan.workspace(), offsets=offsets)
+    found = ksieve.topk(x, plan=plan, workspace=plan.workspace(), transform=ksieve.Offsets(offsets))
+    plain = ksieve.topk(x.detach(), plan=plan, workspace=plan.workspace(), transform=ksieve.Offsets(offsets))
     assert all(torch.equal(a.detach(), b) for a, b in zip(found, plain, strict=True))
     found[1].sum().backward()
     assert torch.equal(x.grad, torch.zeros_like(x).scatter(1, (found[0] - offsets[:, None]).long(), 1.0))

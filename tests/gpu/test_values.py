@@ -26,16 +26,16 @@ CASES = (
     else tuple((3001, 200, dtype) for dtype in ("float32", "float16", "bfloat16"))
 )
 CALLS = (
-    {"return_values": True, "index_dtype": "int64"},
-    {"return_values": True, "return_raw": True, "page_size": 64},
-    {"return_values": True, "return_raw": True, "page_size": 1, "index_dtype": "int64"},
-    {"return_values": True, "offsets": True, "starts": True, "lengths": True},
-    {"return_values": True, "lengths": True},
-    {"return_values": True, "nan": "highest", "ks": True},
-    {"return_values": True, "largest": False},
+    {"values": True, "index_dtype": "int64"},
+    {"values": True, "raw": True, "page_size": 64},
+    {"values": True, "raw": True, "page_size": 1, "index_dtype": "int64"},
+    {"values": True, "offsets": True, "starts": True, "lengths": True},
+    {"values": True, "lengths": True},
+    {"values": True, "nan": "highest", "ks": True},
+    {"values": True, "largest": False},
     {"page_size": 64, "ks": True},
-    {"return_values": True, "tie_break": "low"},
-    {"return_values": True, "return_raw": True, "page_size": 64, "tie_break": "high", "starts": True, "lengths": True},
+    {"values": True, "tie_break": "low"},
+    {"values": True, "raw": True, "page_size": 64, "tie_break": "high", "starts": True, "lengths": True},
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import ksieve
+from flat_calls import plan_of
 from ksieve.backends.cuda.jit import bundle, cache
 from ksieve.backends.cuda.jit.compile import Cubin, Sources
 from ksieve.backends.cuda.jit.spec import KernelSpec, kernel_spec
@@ -134,7 +135,7 @@ def crowded(variant: Variant, planned: int, rows: int, width: int, k: int, *, ct
 
 def banded(rows: int, width: int, k: int, *, ctas: int | None = None, **asked: Any) -> Plan:
     """The launches that many rows are dealt to, for fewer `rows`, with `ctas` blocks each."""
-    plan = ksieve.plan(rows=BINNED_ROWS, width=width, k=k, device="cuda", **asked)
+    plan = plan_of(rows=BINNED_ROWS, width=width, k=k, device="cuda", **asked)
     fewer = {"ctas": ctas} if ctas else {}
     bands = tuple(replace(band, **fewer) for band in plan.bins)
     return with_workspace(replace(plan, problem=replace(plan.problem, rows=rows), bins=bands, **fewer))

@@ -8,7 +8,9 @@ import pytest
 import ksieve
 from answers import RANKINGS, reaches
 from emulator import build, driver
+from flat_calls import ask, finished
 from ksieve.backends.cuda import keep
+from ksieve.core.groups import grouped
 from ksieve.running import Candidates
 from ksieve.running.device import DeviceBest
 
@@ -70,13 +72,13 @@ def test_the_answer_of_whole_rows(ties, dtype, ranking):
     scores = rows_of(dtype)
     rows, width = scores.shape
     how = RANKINGS[ranking] | {"tie_break": ties, "deterministic": True}
-    running = ksieve.Running(rows, K, 300, dtype=scores.dtype, **how)
-    expected = ksieve.topk(scores, k=K, return_values=True, **how)
+    running = ksieve.Running(rows, K, 300, dtype=scores.dtype, **grouped(how))
+    expected = ask(scores, k=K, values=True, **how)
     for seed in range(2):
         running.reset()
         for begin, end in cut(width, 300, seed):
             running.push(scores[:, begin:end], begin)
-        check(running.finish(return_values=True), expected)
+        check(finished(running, values=True), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -90,10 +92,10 @@ def test_windows_own_k_and_live_rows(dtype):
     of_device = {"num_rows": torch.tensor([4], dtype=torch.int32)}
     for windows in ({"starts": starts, "ends": ends.long()}, {"lengths": ends}, {"num_rows": 4}, of_device):
         live = {name: value for name, value in windows.items() if name == "num_rows"}
-        running = ksieve.Running(rows, ks, 300, max_k=K, dtype=scores.dtype, **how)
+        running = ksieve.Running(rows, ks, 300, max_k=K, dtype=scores.dtype, **grouped(how))
         for begin, end in cut(width, 300, 2):
-            running.push(scores[:, begin:end], begin, **windows)
-        check([running.finish(**live)], [ksieve.topk(scores, k=ks, max_k=K, **windows, **how)])
+            running.push(scores[:, begin:end], begin, **grouped(windows))
+        check([finished(running, **live)], [ask(scores, k=ks, max_k=K, **windows, **how)])
 
 
 @dtypes_and_rankings
@@ -102,9 +104,9 @@ def test_the_cutoff_of_a_first_tile(dtype, ranking):
     scores = rows_of(dtype, 60)
     ks = torch.full((len(scores),), K, dtype=torch.int32)
     ks[0], ks[1] = 0, 1
-    running = ksieve.Running(len(scores), ks, 60, max_k=K, dtype=scores.dtype, **RANKINGS[ranking])
+    running = ksieve.Running(len(scores), ks, 60, max_k=K, dtype=scores.dtype, **grouped(RANKINGS[ranking]))
     running.push(scores, 0)
-    values = running.finish(return_values=True)[1]
+    values = finished(running, values=True)[1]
     expected = running._best.worst(values)
     if ranking == "nan_first":  # NaN does not hide the k-th best, which it is not
         expected[5] = values[5].float().nan_to_num(torch.inf, posinf=torch.inf, neginf=-torch.inf).amin()
@@ -161,9 +163,9 @@ def test_windows_beyond_32_bits():
     ends = torch.tensor([2**40, 2**41, 2**33, -(2**40), *[2**31] * (rows - 4)])
     running = ksieve.Running(rows, K, 300, dtype=torch.float32, tie_break="low", deterministic=True)
     for begin in range(0, width, 300):
-        running.push(scores[:, begin : begin + 300], begin, starts=starts, ends=ends)
+        running.push(scores[:, begin : begin + 300], begin, bounds=ksieve.RowBounds(starts=starts, ends=ends))
     clipped = {"starts": starts.clamp(0, width).int(), "ends": ends.clamp(0, width).int()}
-    check([running.finish()], [ksieve.topk(scores, k=K, tie_break="low", deterministic=True, **clipped)])
+    check([running.finish()], [ask(scores, k=K, tie_break="low", deterministic=True, **clipped)])
 
 
 def test_late_tiles_are_read_once(on_the_emulator):
@@ -185,7 +187,7 @@ def test_candidates(ranking, own_k, capacity):
     rows, width = scores.shape
     how = RANKINGS[ranking] | {"deterministic": True}
     slots = {"k": (torch.arange(rows, dtype=torch.int32) * 7) % (K + 3), "max_k": K} if own_k else {"k": K}
-    running = ksieve.Running(rows, max_tile=1500, dtype=torch.float32, **slots, **how)
+    running = ksieve.Running(rows, max_tile=1500, dtype=torch.float32, **grouped(slots), **grouped(how))
     candidates = Candidates(running, width, capacity=capacity, share=8)
     assert (candidates.scores.data_ptr() == running._best._values[0].data_ptr()) == (capacity != 200)
     running.push(scores[:, :1500], 0)  # forgotten, but still in the lists
@@ -202,4 +204,4 @@ def test_candidates(ranking, own_k, capacity):
     assert 0 < (candidates.left > 0).sum() < rows
     for begin in (1500, 0):
         running.push(scores[:, begin : begin + 1500], begin, candidates.left)
-    check(running.finish(return_values=True), ksieve.topk(scores, return_values=True, **slots, **how))
+    check(finished(running, values=True), ask(scores, values=True, **slots, **how))

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import ksieve  # noqa: E402
 from cuda_fakes import take_tensors  # noqa: E402
 from emulator import build, driver  # noqa: E402
+from flat_calls import ask  # noqa: E402
 from ksieve import dispatch  # noqa: E402
 from ksieve.adapters import sglang  # noqa: E402
 from ksieve.core import call as calls  # noqa: E402
@@ -45,12 +45,12 @@ def inputs(seed):
 def select(given, *names, **options):
     """Call `ksieve.topk` with some of the inputs, by the names of its arguments."""
     arrays = {name: given[name] for name in names}
-    return ksieve.topk(given["scores"], arrays.pop("lengths", None), options.pop("k", K), **arrays, **options)
+    return ask(given["scores"], arrays.pop("lengths", None), options.pop("k", K), **arrays, **options)
 
 
 def counted(given):
     counts = torch.full((ROWS,), -5, dtype=torch.int32)
-    return select(given, "lengths", "positions", counts_out=counts, deterministic=True), counts
+    return select(given, "lengths", "positions", counts=counts, deterministic=True), counts
 
 
 def pooled(given):
@@ -61,13 +61,13 @@ def pooled(given):
     return out.sort(1).values
 
 
-PAGES = {"index_base": "start", "page_size": 16, "return_raw": True}
+PAGES = {"index_base": "start", "page_size": 16, "raw": True}
 CALLS = {
     "expand, tail, offsets": lambda i: select(i, "lengths", "tail", "offsets", expand=4, deterministic=True),
     "block table": lambda i: select(i, "lengths", "block_table", deterministic=True),
     "positions, counts": counted,
     "k of each row, live rows, values": lambda i: select(
-        i, "lengths", "num_rows", k=i["ks"], max_k=K, return_values=True, index_dtype="int64", deterministic=True
+        i, "lengths", "num_rows", k=i["ks"], max_k=K, values=True, index_dtype="int64", deterministic=True
     ),
     "windows, pages": lambda i: select(
         i, "starts", "ends", page_table=i["pages"], row_to_request=i["request"], deterministic=True, **PAGES

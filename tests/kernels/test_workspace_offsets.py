@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import host_code
-import ksieve
+from flat_calls import plan_of
 from ksieve.core.options import Options
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
@@ -50,7 +50,7 @@ pytestmark = host_code.needs_compiler
 
 def test_segments_of_a_row_that_spill_more_candidates_than_an_int_counts(tmp_path: Path):
     asked = {"rows": 3, "width": 1 << 28, "k": 2048, "device": H200, "options": Options(order="value")}
-    plan = ksieve.plan(**asked, family="stream_split", policy="quads-16", splits=256)
+    plan = plan_of(**asked, family="stream_split", policy="quads-16", splits=256)
     assert plan.splits * plan.spill_capacity >= 1 << 32 and plan.workspace_bytes > 3 << 35
     found = offsets(
         plan,

@@ -8,7 +8,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-import ksieve
+from flat_calls import ask
 from ksieve import api
 from ksieve.backends.cuda.jit import cache
 from ksieve.planning.devices import DEVICES
@@ -61,7 +61,7 @@ def host(monkeypatch):
     def topk(scores, lengths, k=None, *, plan, workspace, **asked):
         ran.append(plan)
         assert scores.shape == (plan.problem.rows, plan.problem.width) and workspace == "workspace"
-        return ksieve.topk(scores, lengths, plan.problem.k if k is None else k, **asked)
+        return ask(scores, lengths, plan.problem.k if k is None else k, **asked)
 
     def allocate(rows, width, dtype, most=None, valid=None):
         element = getattr(torch, dtype)

@@ -372,7 +372,7 @@ def build_call(case: dict, seed: int = 0) -> tuple[Inputs, dict]:
         return (far if dtype == "int64" else drawn).astype(dtype)
 
     call: dict = {"index_base": case["index_base"], "next_n": next_n, "tie_break": case["tie_break"]}
-    call |= {"sorted": case["sorted"], "return_values": case["values"], "return_raw": case["raw"]}
+    call |= {"sorted": case["sorted"], "values": case["values"], "raw": case["raw"]}
     call |= {"largest": case["largest"], "nan": case["nan"]}
     windows, transform = case["windows"], case["transform"]
     if windows in ("lengths", "starts and lengths"):
@@ -406,8 +406,8 @@ def build_call(case: dict, seed: int = 0) -> tuple[Inputs, dict]:
     if case["outputs"] != "new":
         gap = 3 if case["outputs"] == "pitched" else 0
         taken = {"out": np.dtype(case["index_dtype"])}
-        taken |= {"values_out": inputs.scores.dtype} if case["values"] else {}
-        taken |= {"raw_out": np.dtype(case["index_dtype"])} if case["raw"] else {}
+        taken |= {"values": inputs.scores.dtype} if case["values"] else {}
+        taken |= {"raw": np.dtype(case["index_dtype"])} if case["raw"] else {}
         call |= {name: np.full((rows, k + gap), 77, dtype)[:, :k] for name, dtype in taken.items()}
     if case["live"]:
         call["live"] = rows - 3
@@ -427,8 +427,8 @@ def options_of(k, call):
         transform="offsets" if "offsets" in call else pages,
         page_size=call.get("page_size", 1),
         mapped="row_to_request" in call,
-        raw=bool(call.get("return_raw")) or "raw_out" in call,
-        values=bool(call.get("return_values")) or "values_out" in call,
+        raw=call.get("raw", False) is not False,
+        values=call.get("values", False) is not False,
         index_dtype=call.get("index_dtype", "int32"),
         length_dtype="int32" if given is None else given.dtype.name,
         order=call.get("sorted") or "any",

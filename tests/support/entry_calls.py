@@ -18,7 +18,7 @@ AXES: dict[str, tuple] = {
     "tail": (False, True),
     "force_first": (None, 0, 1, 3),
     "force_last": (None, 1, 2),
-    "force": (None, "inside", "beside"),
+    "forced_extra": (None, False, True),
     "bounds": (None, "lengths", "ends"),
     "length_dtype": ("int32", "int64"),
     "starts": (False, True),
@@ -40,14 +40,24 @@ AXES: dict[str, tuple] = {
 }
 """What a call with entries can ask for."""
 
-AS_THEY_ARE = ("force_first", "force_last", "force", "sorted", "tie_break", "largest", "nan", "index_dtype", "fill")
+AS_THEY_ARE = (
+    "force_first",
+    "force_last",
+    "forced_extra",
+    "sorted",
+    "tie_break",
+    "largest",
+    "nan",
+    "index_dtype",
+    "fill",
+)
 
 
 def built(case, seed):
     """Scores, k and arguments of a combination. Where two options exclude each other, one of them gives way."""
     rng = np.random.default_rng(seed)
     block, next_n, width = case["block_size"], case["next_n"], case["width"]
-    expand = (case["expand"] and True) if block else (2 if case["expand"] is True else case["expand"])
+    expand = (case["expand"] and block) if block else (2 if case["expand"] is True else case["expand"])
     if expand and not block and not case["tail"]:
         next_n = 1
     rows = case["rows"] * next_n
@@ -57,7 +67,7 @@ def built(case, seed):
 
     call = {name: case[name] for name in AS_THEY_ARE} | {"next_n": next_n, "block_size": block, "expand": expand}
     k = case["k"]
-    if case["force"] != "beside":
+    if not case["forced_extra"]:
         k = max(k, (case["force_first"] or 0) + (case["force_last"] or 0))
     x = scores_of(case["family"], rows, width + 3, min(max(k, 1), width + 3), case["dtype"], seed % 7)[:, :width]
     x = x if case["pitched"] else np.ascontiguousarray(x)
@@ -92,7 +102,6 @@ def built(case, seed):
 
 def columns_of(k, call):
     """Slots of a row, as the contract says."""
-    block = call.get("block_size") or 1
-    expand = block if call.get("expand") is True else call.get("expand") or 1
-    n = call.get("force_first", 0) + call.get("force_last", 0) if call.get("force") == "beside" else 0
+    expand = call.get("expand") or 1
+    n = call.get("force_first", 0) + call.get("force_last", 0) if call.get("forced_extra") else 0
     return (k + n) * expand + (expand - 1 if "tail" in call else 0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from flat_calls import ask
 from ksieve.backends.cpu import runner as cpu
 from ksieve.planning import length_bins
 
@@ -44,12 +45,12 @@ def to_host(tensor):
 def topk_on(backend, scores, lengths, k=None, *, out=None, num_rows=None, offset=0, **options):
     """Call `ksieve.topk` on `backend`; arrays of the result, or of the tuple that it is, come as host arrays."""
     if backend != "cuda":
-        return ksieve.topk(scores, lengths, k, backend=backend, out=out, num_rows=num_rows, **options)
+        return ask(scores, lengths, k, backend=backend, out=out, num_rows=num_rows, **options)
     given = {"out": out, "num_rows": num_rows, **options}
     arrays = {name: to_cuda(value) for name, value in given.items() if isinstance(value, np.ndarray)}
     slots = to_cuda(k) if isinstance(k, np.ndarray) else k
-    result = ksieve.topk(to_cuda(scores, offset), to_cuda(lengths), slots, **{**given, **arrays})
-    for name in ("out", "values_out", "raw_out"):
+    result = ask(to_cuda(scores, offset), to_cuda(lengths), slots, **{**given, **arrays})
+    for name in ("out", "values", "raw"):
         if name in arrays:
             given[name][...] = to_host(arrays[name])
     if isinstance(result, tuple):
@@ -83,9 +84,9 @@ def serve_on(backend, scores, k, call, **more):
     slots = k if call.get("ks") is None else call["ks"]
     result = topk_on(backend, scores, call.get("lengths"), slots, **arguments, **more)
     names = ["indices"]
-    names += ["values"] if call.get("return_values") or call.get("values_out") is not None else []
-    names += ["raw"] if call.get("return_raw") or call.get("raw_out") is not None else []
-    names += ["stats"] if more.get("return_stats") else []
+    names += ["values"] if call.get("values") is not None and call["values"] is not False else []
+    names += ["raw"] if call.get("raw") is not None and call["raw"] is not False else []
+    names += ["stats"] if more.get("stats") else []
     return dict(zip(names, result if isinstance(result, tuple) else (result,), strict=True))
 
 

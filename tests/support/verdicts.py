@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from ksieve import verify
+from flat_calls import verified
 
 ENGINE = sys.modules["ksieve.checking.verify"]  # not the function, by which the package hides it
 
@@ -20,7 +20,7 @@ def on_torch(scores, lengths, indices, block_bytes=1 << 20, **options):
     tensor = torch.as_tensor(tensor)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ENGINE, "NumpyOps", lambda: ENGINE.TorchOps(tensor))
-        return verify(tensor, lengths, indices, block_bytes=block_bytes, **options)
+        return verified(tensor, lengths, indices, block_bytes=block_bytes, **options)
 
 
 def same(one, two):

@@ -9,7 +9,7 @@ import ksieve
 
 PACKAGE = Path(ksieve.__file__).parent
 WINGS = (
-    "_version", "core", "model", "checking", "planning", "backends", "frontends.torch.gradients", "dispatch",
+    "_version", "core", "model", "checking", "planning", "backends", "dispatch",
     "frontends", "api", "torch", "distributed", "running", "files", "", "adapters", "self_test",
     "planning.tune", "doctor", "cli", "__main__",
 )  # fmt: skip

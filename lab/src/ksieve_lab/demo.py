@@ -87,7 +87,7 @@ def demonstrate(source: Any, k: int) -> Demonstration:
     runs = {"ksieve": lambda: api.topk(stored, lengths, plan=plan)} | _others(widen(stored), lengths, k)
     timings = measure_host([contender(*each) for each in runs.items()], 1, 0, rounds=ROUNDS)
     verdicts = {name: verify(stored, lengths, answer) for name, answer in answers.items()}
-    _, stats = api.topk(stored, lengths, plan=plan, return_stats=True)
+    stats = api.select(stored, lengths, plan=plan, stats=True).stats
     valid = np.clip(lengths.astype(np.int64), 0, source.width)
     medians = {timing.name: timing.median / 1e6 for timing in timings if timing.rounds}
     return Demonstration(plan, rows, valid, read_seconds, first_call_seconds, stats, medians, verdicts)

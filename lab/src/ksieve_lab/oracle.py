@@ -4,7 +4,8 @@ It shares no code with the library. Scores become order-preserving integers, blo
 whole rows says which entries are the best. An answer is read slot by slot, so that every right one passes: entries in
 any order where none is asked for, and any of equal ones without a tie-break. Nothing has a tolerance.
 
-A *call* is a dict of keyword arguments of `ksieve.topk`; ``ks`` stands for an array k, and ``live`` for ``num_rows``.
+A *call* is a dict of options of `ksieve.select`, fields of groups by their own names; ``ks`` stands for an array k, and
+``live`` for ``num_rows``.
 An *answer* is a dict of arrays: ``indices``, and where there are any ``values``, ``raw`` and ``counts``. What is None
 counts as absent, in both.
 """
@@ -27,8 +28,8 @@ FAR = 1 << 40
 ON_HOST, ON_DEVICE = 1 << 21, 1 << 25
 """Scores and slots judged at a time: temporaries take about 100 bytes for each."""
 
-NAMES = {"out": "indices", "values_out": "values", "raw_out": "raw", "counts_out": "counts"}
-"""Arrays of an answer by the arguments of `ksieve.topk` that they fill."""
+NAMES = {"out": "indices", "values": "values", "raw": "raw", "counts": "counts"}
+"""Arrays of an answer by the arguments of `ksieve.select` that they fill."""
 
 PER_REQUEST = ("lengths", "ends", "tail")
 PER_ROW = ("ks", "starts", "offsets", "row_to_request", "positions", "block_table")
@@ -209,7 +210,7 @@ def _block(call: Mapping[str, Any]) -> int:
 
 def _expand(call: Mapping[str, Any]) -> int:
     """Positions that are written of an entry; True stands for those of a block."""
-    return _block(call) if call.get("expand") is True else int(call.get("expand") or 1)
+    return int(call.get("expand") or 1)
 
 
 def _named(call: Mapping[str, Any], width: int) -> Any:
@@ -287,7 +288,7 @@ def _asked(call: Mapping[str, Any]) -> tuple[Any, Any]:
 def _best_first(found: Entries, k: int, call: Mapping[str, Any], row: Any) -> tuple[Any, Any]:
     """All entries of each row, the best first and equal ones by the tie-break, and how many are to be selected."""
     xp = _library(row)
-    beside = (call.get("force_first") or 0) + (call.get("force_last") or 0) if call.get("force") == "beside" else 0
+    beside = (call.get("force_first") or 0) + (call.get("force_last") or 0) if call.get("forced_extra") else 0
     mine = 0 * row + k if call.get("ks") is None else _long(call["ks"]).clip(0, k)
     need = xp.minimum((found.rank != NONE).sum(1), mine + beside)
     if _asked(call)[1] == "high":

@@ -13,7 +13,7 @@ from ksieve.core.arrays import as_numpy, inspect
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.keys import half_key, order_key, widen
 from ksieve.core.options import PLAIN, Options
-from ksieve.core.problem import check_k, check_options, check_scores, check_size
+from ksieve.core.problem import check_k, check_scores, check_size
 from ksieve.core.ranking import ranked
 from ksieve.core.windows import windows
 from ksieve.distributed.layouts import Contiguous, Layout, Widths, check_layout, check_widths
@@ -104,7 +104,7 @@ def simulate(
     if schedule is not None:
         check_schedule(schedule, k)
     check_output(output)
-    check_rows_of_requests(check_options(options).next_n, rows)
+    check_rows_of_requests(options.next_n, rows)
     lengths = _integers(lengths, "lengths", rows // options.next_n)
     starts, ks = _integers(starts, "starts", rows), _integers(ks, "ks", rows)
     whole = matrix.itemsize == 4

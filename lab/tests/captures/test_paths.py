@@ -10,6 +10,7 @@ import pytest
 
 import ksieve
 import ksieve_lab
+from flat_calls import ask
 from ksieve import KsieveError
 from ksieve.core import atomic
 from ksieve.core.policy import LINES_64, SamplingPolicy
@@ -35,7 +36,7 @@ def save_factors(path):
 
 def record_calls(path):
     with ksieve_lab.record(path):
-        ksieve.topk(np.zeros((2, 8), np.float32), k=2, backend="reference")
+        ask(np.zeros((2, 8), np.float32), k=2, backend="reference")
 
 
 READERS = {

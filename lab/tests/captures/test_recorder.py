@@ -89,7 +89,7 @@ def test_of_a_window_what_lies_inside_it_is_recorded(tmp_path, keywords, want):
     arrays = {n: np.array(v, np.int32) if isinstance(v, list) else v for n, v in keywords.items()}
     scores = rows(4, 50)
     with ksieve_lab.record(tmp_path / "x") as recorder:
-        recorder(calls.parse(scores, arrays.pop("lengths", None), 3, keywords=arrays))
+        recorder(calls.parse(scores, arrays.pop("lengths", None), 3, given=arrays))
     with Capture(tmp_path / "x") as capture:
         found = capture.rows_block(0, 4)
         assert capture.lengths.tolist() == [length for _, length in want]
@@ -205,8 +205,8 @@ def test_the_fast_way_of_repeated_calls_is_not_taken_while_recording(tmp_path, m
     """A prepared call site never sees the call: it must wait until the recording is over."""
     scores = pytest.importorskip("torch").from_numpy(rows(2, 30))
     plan = ksieve.plan(rows=2, width=30, k=3)
-    key = dispatch.call_key(scores, None, None, plan, None, None, None, None, {})
-    monkeypatch.setitem(dispatch._fast_paths, key, (lambda given: "short",))
+    key = dispatch.call_key(scores, None, None, plan, None, None, None, {})
+    monkeypatch.setitem(dispatch._fast_paths, key, (lambda given: ksieve.Selection("short"),))
     assert api.topk(scores, plan=plan) == "short"
     with ksieve_lab.record(tmp_path / "x") as recorder:
         assert ksieve.topk(scores, plan=plan).shape == (2, 3)

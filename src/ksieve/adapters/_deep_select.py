@@ -82,9 +82,8 @@ def topk(
     if output_idx_offset is not None:
         options["offsets"] = output_idx_offset
     if return_value:
-        options["return_values"] = True
-    result = select(_NAMES, input, None, topk, **options)
-    indices, values = result if return_value else (result, None)
+        options["values"] = True
+    indices, values, *_ = select(_NAMES, input, None, topk, **options)
     filled: list[tuple[Any, float]] = [(indices, idx_oob_fill_value)] if idx_oob_fill_value != -1 else []
     if return_value and value_oob_fill_value != float("-inf"):
         filled.append((values, value_oob_fill_value))
@@ -136,7 +135,7 @@ def topk_page_transform(
     options: dict[str, Any] = {"page_table": page_table, "page_size": page_size, "out": output_idx}
     if sorted_index:
         options["sorted"] = "index"
-    found = select(_NAMES, input, end, topk, **options)
+    found = select(_NAMES, input, end, topk, **options).indices
     if idx_oob_fill_value != -1 and (end is not None or topk > input.shape[1]):
         found.masked_fill_(_unused_slots(input, topk, None, end), idx_oob_fill_value)
     return found

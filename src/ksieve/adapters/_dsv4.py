@@ -8,9 +8,7 @@ import torch
 
 from ksieve.adapters._select import require, select
 
-_PAGED = {"lengths": "seq_lens", "page_table": "page_tables", "out": "out_page_indices"} | {
-    "raw_out": "out_raw_indices"
-}
+_PAGED = {"lengths": "seq_lens", "page_table": "page_tables", "out": "out_page_indices"} | {"raw": "out_raw_indices"}
 _SMALL = {"lengths": "seq_lens", "out": "out_page_indices"}
 _BLOCKS = {"scores": "logits", "lengths": "seq_lens", "k": "topk_blocks", "force_last": "topk_blocks"}
 _RAGGED = {"lengths": "seq_lens", "offsets": "out_offsets", "out": "out_indices", "starts": "row_starts"}
@@ -71,7 +69,7 @@ def topk_transform_paged(
     if page_tables is not None:
         options |= {"page_table": page_tables, "page_size": page_size}
     if out_raw_indices is not None:
-        options |= {"return_raw": True, "raw_out": out_raw_indices}
+        options["raw"] = out_raw_indices
     select(_PAGED, scores, seq_lens, out_page_indices.shape[1], **options)
 
 
@@ -140,4 +138,5 @@ def amax_topk_blocks(logits: Any, seq_lens: Any, nblocks: Any, topk_blocks: int,
     Tensor of int32, shape (rows, topk_blocks)
         Numbers of the blocks, in no particular order, then -1.
     """
-    return select(_BLOCKS, logits, seq_lens, topk_blocks, longest=max_seq_len, block_size=CANDIDATE_BLOCK, force_last=1)
+    blocks = {"block_size": CANDIDATE_BLOCK, "force_last": 1}
+    return select(_BLOCKS, logits, seq_lens, topk_blocks, longest=max_seq_len, **blocks).indices

@@ -113,7 +113,7 @@ def seen(function: Callable[..., Any], scores: Any, **arguments: Any) -> Problem
 
     def observe(key: Any, scores: Any, lengths: Any, k: Any, out: Any, options: dict[str, Any]) -> None:
         if threading.get_ident() == thread:
-            found.append(calls.parse(scores, lengths, k, out=out, keywords=options).problem)
+            found.append(calls.parse(scores, lengths, k, out=out, given=options).problem)
             raise _SeenError
         if before is not None:
             before(key, scores, lengths, k, out, options)

@@ -159,4 +159,4 @@ def _pools(
             # The tail begins after the last pool, also where a caller has fewer pools than its positions would fill.
             whole = lengths.clamp(0, scores.shape[1])
             options["tail"] = seq_lens.clamp(min=0).remainder_(size).add_(whole, alpha=size)
-    return select(names, scores, lengths, k, **options)
+    return select(names, scores, lengths, k, **options).indices

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from ksieve import api, dispatch
+from ksieve import dispatch
 from ksieve.core import call as calls
 from ksieve.core.arrays import TransformedTensorError
 from ksieve.core.errors import ArgumentError
+from ksieve.core.selection import Selection
 
 _TIE_BREAKS = (None, "low", "high")
 """`tie_break` of FlashInfer's numbers 0 (none), 1 (smaller indices) and 2 (larger indices)."""
@@ -41,12 +42,12 @@ def select(
     out: Any = None,
     longest: int | None = None,
     **options: Any,
-) -> Any:
-    """Call `ksieve.topk`; an error names the argument as the framework does.
+) -> Selection[Any]:
+    """Call `ksieve.select`; an error names the argument as the framework does.
 
-    `names`: maps argument names of `ksieve.topk` to those of the framework's function. `longest`: a bound of `lengths`
-    that the host knows. The call is then planned for it, and not for a matrix as wide as the longest row that the
-    engine takes: see `columns_of`. Not with windows that begin elsewhere.
+    `names`: maps names of the table of options to arguments of the framework's function. `options`: by those names.
+    `longest`: a bound of `lengths` that the host knows. The call is then planned for it, and not for a matrix as wide
+    as the longest row that the engine takes: see `columns_of`. Not with windows that begin elsewhere.
     """
     try:
         if longest is not None and (columns := columns_of(scores, longest)):
@@ -54,19 +55,25 @@ def select(
                 _prepare_whole(names, scores, lengths, k, out, options)
             scores = scores[:, :columns]
         if torch.compiler.is_compiling():
-            return api.topk(scores, lengths, k, out=out, **options)
-        # What `ksieve.topk` does for tensors, without what it does for other callers.
-        key = dispatch.call_key(scores, lengths, k, None, None, out, None, None, options)
+            return _traced(scores, lengths, k, out, options)
+        # What `ksieve.select` does for tensors, without what it does for other callers.
+        key = dispatch.call_key(scores, lengths, k, None, out, None, None, options)
         if observer is not None:
             observer(key, scores, lengths, k, out, options)
         try:
-            return dispatch.topk_eager(scores, lengths, k, None, None, "auto", out, None, None, False, options, key)
+            return dispatch.select(scores, lengths, k, None, out, None, None, options, key=key)
         except TransformedTensorError:
-            return api.topk(scores, lengths, k, out=out, **options)
+            return _traced(scores, lengths, k, out, options)
     except ArgumentError as error:
         if error.argument not in names:
             raise
         raise type(error)(names[error.argument], error.got, error.takes) from None
+
+
+def _traced(scores: Any, lengths: Any, k: Any, out: Any, options: dict[str, Any]) -> Selection[Any]:
+    from ksieve.frontends.torch.ops import traced
+
+    return traced(scores, lengths, k, None, out, None, None, options, False)
 
 
 def columns_of(scores: Any, longest: int) -> int:
@@ -91,7 +98,7 @@ def _prepare_whole(
     key = (id(names), scores.shape, scores.dtype, scores.get_device(), k, options.get("next_n"))
     if key in _whole:
         return
-    asked = calls.parse(scores, lengths, k, out=out, keywords=options).problem
+    asked = calls.parse(scores, lengths, k, out=out, given=options).problem
     if asked.rows and asked.k:
         dispatch.choose(asked).prepare()
     if len(_whole) >= _MOST_WHOLE:

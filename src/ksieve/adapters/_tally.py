@@ -159,7 +159,7 @@ class Tally:
             self._process = os.getpid()
             # Runs in the main process, in spawned ones, and in forked ones, which call no functions of atexit.
             util.Finalize(None, self.say, exitpriority=0)
-        asked = calls.parse(scores, lengths, k, out=out, keywords=options).problem
+        asked = calls.parse(scores, lengths, k, out=out, given=options).problem
         plan = dispatch.choose(asked if asked.k else replace(asked, k=1))
         policy = plan.policy.name if plan.policy is not None else "direct"
         with self._lock:

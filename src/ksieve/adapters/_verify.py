@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ksieve import api
+from ksieve import dispatch
 from ksieve.adapters._operators import Operator
 from ksieve.adapters._signatures import known, names_of
 from ksieve.adapters._tally import TALLY
 from ksieve.checking.verify import verify
+from ksieve.core.groups import grouped
 from ksieve.core.options import Options
 from ksieve.core.windows import windows
 from ksieve.files.save import save_scores
@@ -23,7 +24,7 @@ from ksieve.files.save import save_scores
 _WINDOW = ("starts", "ends", "index_base", "next_n")
 _ENTRIES = ("block_size", "force_first", "force_last", "expand", "tail")
 _JUDGED = (*_WINDOW, *_ENTRIES, "largest", "nan", "sorted", "tie_break")
-_OUTPUTS = ("out", "raw_out", "values_out", "return_values", "return_raw")
+_OUTPUTS = ("out", "values", "raw")
 
 _log = logging.getLogger("ksieve.adapters")
 _said: set[str] = set()
@@ -90,11 +91,11 @@ def _compare(
     if mapped:
         # What was served cannot be mapped back: the same selection again, with the positions before the mapping.
         again = {name: value for name, value in options.items() if name not in _OUTPUTS}
-        served, positions = api.topk(scores, lengths, k, return_raw=True, **again)
+        served, _, positions, *_ = dispatch.select(scores, lengths, k, given=again | {"raw": True})
         other = _differ(_unfilled(ours, fill), served)
     else:
         positions, other = ours, torch.zeros_like(differs)
-    judged = {name: options[name] for name in _JUDGED if name in options}
+    judged = grouped({name: options[name] for name in _JUDGED if name in options})
     sentinel = -1 if mapped else fill
     verdict = verify(scores, lengths, positions, k=k, sentinel=sentinel, **judged)
     wrong = _mask(verdict, differs)
@@ -155,7 +156,8 @@ def _tied(asked: tuple[Any, Any, int, dict[str, Any]], positions: Any, rows: Any
         part = slice(row, row + 1)
         vectors = {name: options[name][part] for name in ("starts", "ends", "tail") if name in options}
         length = None if lengths is None else lengths[part]
-        tied[row] = verify(scores[part], length, positions[part], k=k, **judged, **vectors).tied_rows == 1
+        of_row = grouped(judged | vectors)
+        tied[row] = verify(scores[part], length, positions[part], k=k, **of_row).tied_rows == 1
     return tied
 
 

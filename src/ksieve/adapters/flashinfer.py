@@ -32,9 +32,9 @@ _NAMES = {
     "starts": "row_starts",
     "page_table": "src_page_table",
     "row_to_request": "row_to_batch",
-} | {"raw_out": "out_raw_indices"}
+} | {"raw": "out_raw_indices"}
 _VARLEN = {"scores": "logits", "lengths": "seq_lens", "k": "top_k", "starts": "row_starts"} | {
-    "out": "out_indices", "values_out": "out_values"
+    "out": "out_indices", "values": "out_values"
 }  # fmt: skip
 _MSA = {"scores": "max_score", "k": "topk", "lengths": "num_valid_pages", "out": "output"} | {
     "force_first": "force_begin_blocks", "force_last": "force_end_blocks"
@@ -79,8 +79,8 @@ def top_k(
     options = _order(deterministic, tie_break)
     if sorted:
         options["sorted"] = "value"
-    indices, values = select(_NAMES, input, None, k, return_values=True, index_dtype="int64", **options)
-    return values, indices
+    found = select(_NAMES, input, None, k, values=True, index_dtype="int64", **options)
+    return found.values, found.indices
 
 
 topk = top_k
@@ -155,12 +155,11 @@ def top_k_page_table_transform(
         if row_to_batch is not None:
             options["row_to_request"] = row_to_batch
         if out_raw_indices is not None:
-            options |= {"return_raw": True, "raw_out": out_raw_indices}
-        result = select(_NAMES, input, lengths, k, out=out, **options)
-        return result if out_raw_indices is None else result[0]
+            options["raw"] = out_raw_indices
+        return select(_NAMES, input, lengths, k, out=out, **options).indices
     if row_starts is not None:
         options |= {"starts": row_starts, "index_base": "start"}
-    raw = select(_NAMES, input, lengths, k, out=out_raw_indices, **options)
+    raw = select(_NAMES, input, lengths, k, out=out_raw_indices, **options).indices
     entries_start = row_starts if page_table_row_starts is None else page_table_row_starts
     rows = torch.arange(raw.shape[0], device=raw.device) if row_to_batch is None else row_to_batch.long()
     found = paged(torch, raw.long(), src_page_table, page_size, rows, entries_start)
@@ -202,7 +201,7 @@ def top_k_ragged_transform(
     options = _order(deterministic, tie_break)
     if row_starts is not None:
         options |= {"starts": row_starts, "index_base": "start"}
-    return select(_NAMES, input, lengths, k, offsets=offsets, **options)
+    return select(_NAMES, input, lengths, k, offsets=offsets, **options).indices
 
 
 def top_k_varlen(
@@ -271,10 +270,9 @@ def top_k_varlen(
         require(not absolute_indices, "absolute_indices", True, "False without row_starts")
     out_indices, out_values = _rows_of(out_indices, rows, top_k), _rows_of(out_values, rows, top_k)
     if not return_values:
-        return select(_VARLEN, logits, seq_lens, top_k, out=out_indices, **options), None
-    indices, values = select(
-        _VARLEN, logits, seq_lens, top_k, out=out_indices, return_values=True, values_out=out_values, **options
-    )
+        return select(_VARLEN, logits, seq_lens, top_k, out=out_indices, **options).indices, None
+    wanted = True if out_values is None else out_values
+    indices, values, *_ = select(_VARLEN, logits, seq_lens, top_k, out=out_indices, values=wanted, **options)
     if backend == "radix_cutlass":
         values.masked_fill_(indices < 0, 0)
     return indices, values
@@ -335,7 +333,7 @@ def msa_topk_select(
         good = shape == (tokens, heads, topk) and output.is_contiguous()
         require(good, "output", f"shape {shape}", f"shape {(tokens, heads, topk)}, contiguous")
         options["out"] = output.view(tokens * heads, topk)
-    found = select(_MSA, scores, lengths, topk, **options)
+    found = select(_MSA, scores, lengths, topk, **options).indices
     return found.view(tokens, heads, topk) if output is None else output
 
 

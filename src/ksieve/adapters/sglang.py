@@ -81,8 +81,8 @@ def fast_topk_v2(score: Any, lengths: Any, topk: int, row_starts: Any = None) ->
         Positions relative to row_starts, in no particular order, then -1.
     """
     if row_starts is None:
-        return select(_FAST, score, lengths, topk)
-    return select(_FAST, score, lengths, topk, starts=row_starts, index_base="start")
+        return select(_FAST, score, lengths, topk).indices
+    return select(_FAST, score, lengths, topk, starts=row_starts, index_base="start").indices
 
 
 def fast_topk_transform_fused(
@@ -113,7 +113,7 @@ def fast_topk_transform_fused(
         options |= {"starts": row_starts, "index_base": "start"}
     if row_starts is not None or rows != requests:
         options["row_to_request"] = _request_of_each_row(cu_seqlens_q, rows)
-    return select(_FAST, score, lengths, topk, **options)
+    return select(_FAST, score, lengths, topk, **options).indices
 
 
 def _request_of_each_row(cu_seqlens_q: Any, rows: int) -> Any:
@@ -139,5 +139,6 @@ def fast_topk_transform_ragged_fused(
         Positions relative to row_starts plus the offset, in no particular order, then -1.
     """
     if row_starts is None:
-        return select(_FAST, score, lengths, topk, offsets=topk_indices_offset)
-    return select(_FAST, score, lengths, topk, offsets=topk_indices_offset, starts=row_starts, index_base="start")
+        return select(_FAST, score, lengths, topk, offsets=topk_indices_offset).indices
+    bounds = {"starts": row_starts, "index_base": "start"}
+    return select(_FAST, score, lengths, topk, offsets=topk_indices_offset, **bounds).indices

@@ -8,7 +8,7 @@ ranks it below -inf.
 
 vLLM's own option ``--sparse-indexer-topk-backend`` still chooses after `install`: ``auto``, its default, is ksieve, and
 a backend that is named stays vLLM's own. With ``VLLM_BATCH_INVARIANT=1``, vLLM's own switch, the answer of a row does
-not depend on the batch, its order included (`batch_invariant` of `ksieve.topk`).
+not depend on the batch, its order included (`deterministic` of `ksieve.topk`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DEEP_SELECT = {"scores": "input", "lengths": "end", "k": "topk", "out": "output
 
 
 _INVARIANT: dict[str, Any] = (
-    {"batch_invariant": True} if os.environ.get("VLLM_BATCH_INVARIANT", "0").strip() not in ("", "0") else {}
+    {"deterministic": True} if os.environ.get("VLLM_BATCH_INVARIANT", "0").strip() not in ("", "0") else {}
 )
 """Options of every selection. vLLM, too, reads its variable once."""
 
@@ -184,7 +184,7 @@ def deep_select_topk(
     require(indices_dtype in (torch.int32, torch.int64), "indices_dtype", indices_dtype, "torch.int32 or torch.int64")
     options = _INVARIANT if indices_dtype is torch.int32 else {"index_dtype": "int64", **_INVARIANT}
     if output_idx is None:
-        return select(_DEEP_SELECT, input, end, topk, **options)
+        return select(_DEEP_SELECT, input, end, topk, **options).indices
     if output_idx.dtype is not indices_dtype:
         raise ArgumentError("output_idx", f"dtype {output_idx.dtype}", f"{indices_dtype}")
     select(_DEEP_SELECT, input, end, topk, out=part(output_idx, "output_idx", input.shape[0], topk), **options)

@@ -6,9 +6,10 @@ from typing import Any
 
 from ksieve.backends.cpu import call as cpu
 from ksieve.core.call import Call
+from ksieve.core.selection import Selection
 from ksieve.planning.plan import Plan
 
 
-def run(plan: Plan, call: Call, *, workspace: Any = None, return_stats: bool = False) -> Any:
+def run(plan: Plan, call: Call, *, workspace: Any = None, stats: bool = False) -> Selection[Any]:
     """Select every row of a call with `ksieve.model.reference`; see `ksieve.topk`."""
-    return cpu.run(plan, call, return_stats=return_stats, model=True)
+    return cpu.run(plan, call, stats=stats, model=True)

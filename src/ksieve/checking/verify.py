@@ -17,9 +17,11 @@ from ksieve.checking.verdict import Verdict
 from ksieve.core import arguments, problem
 from ksieve.core.arrays import is_array
 from ksieve.core.errors import ArgumentError, kind_of, refuse_at_exit, shown
+from ksieve.core.groups import Blocks, Positions, RowBounds, SelectedBlocks, flat
 from ksieve.core.leading import of_rows
-from ksieve.core.options import INTEGERS, Force, IndexBase, Nan, Options, TieBreak
+from ksieve.core.options import Nan, Options, TieBreak
 from ksieve.core.problem import Shape
+from ksieve.core.table import INTEGERS
 from ksieve.model.gathering import positions_of
 
 BLOCK_BYTES = 64 << 20
@@ -34,20 +36,11 @@ def verify(
     indices: Any = None,
     *,
     k: Any = None,
-    starts: Any = None,
-    ends: Any = None,
-    index_base: IndexBase | None = None,
-    next_n: int | None = None,
     num_rows: Any = None,
-    positions: Any = None,
-    block_table: Any = None,
+    bounds: RowBounds | None = None,
+    blocks: Blocks | None = None,
+    gathered: Positions | SelectedBlocks | None = None,
     counts: Any = None,
-    block_size: int | None = None,
-    force_first: int | None = None,
-    force_last: int | None = None,
-    force: Force | None = None,
-    expand: int | bool | None = None,
-    tail: Any = None,
     largest: bool | None = True,
     nan: Nan | None = None,
     sorted: bool | Literal["value", "index"] | None = False,  # noqa: A002
@@ -70,31 +63,19 @@ def verify(
         Number of valid scores of each row, clamped to [0, width]. Default: the lengths of the source, else full rows.
     indices : array of int32 or int64, of the leading shape and k
         The answer to check, of any library, in any order within a row. Required; the third argument, or a keyword.
-        What `ksieve.topk` writes with `page_table` or `offsets` is not judged: pass the indices of `return_raw`.
+        What `ksieve.topk` writes with a `transform` is not judged: pass the raw indices of `ksieve.select`.
     k : int, or array of integers of the leading shape, optional
         Expected number of slots, or of entries; checked against `indices`. An array gives each row its own k, clamped
         to [0, slots]: the slots from it on must hold the sentinel.
-    starts, ends : array of integers, of the leading shape, optional
-        As in `ksieve.topk`: where the window of valid scores of each row begins, from which `lengths` count, and in
-        place of `lengths` where it ends.
-    index_base : {"row", "start"}, optional
-        Whether indices count from the start of the row, which is the default, or of the window.
-    next_n : int, optional
-        Consecutive rows of one request. `lengths` or `ends` then have one entry per request: shape
-        ``(rows // next_n,)``, or the leading shape with its last dimension divided by next_n.
     num_rows : int, or array of one integer, optional
         Number of live rows, clamped to [0, rows]: later ones must hold the sentinel alone, and are not read.
-    positions : array of int32, of the scores' shape, optional
-        As in `ksieve.topk`: `indices` are positions then, which must be distinct in a row. Such rows are checked on
-        the host.
-    block_table : array of int32, optional
-        In place of `positions`, as in `ksieve.topk`.
+    bounds, blocks, gathered
+        As of `ksieve.topk`; vectors may have any integer dtype. With `blocks` the slots of `indices` are those of its
+        outputs, and NaN scores and ties are counted among the entries that are not forced. With `gathered` indices are
+        positions, which must be distinct in a row. Rows with either are checked on the host.
     counts : array of integers, of the leading shape, optional
-        Slots of `indices` that each row uses, as `counts_out` of `ksieve.topk` says. The others are not read, but taken
+        Slots of `indices` that each row uses, as `counts` of `ksieve.select` says. The others are not read, but taken
         for the sentinel: ``fill=False`` leaves anything there. Another count than that of the used slots is a fault.
-    block_size, force_first, force_last, force, expand, tail
-        As in `ksieve.topk`: the slots of `indices` are those of its outputs then. Such rows are checked on the host.
-        NaN scores and ties are counted among the entries that are not forced.
     largest : bool
         Whether larger scores are better, or smaller ones.
     nan : {"last", "highest"}, optional
@@ -148,13 +129,17 @@ def verify(
     if indices is None:
         got = None if lengths is None else "only a second argument, which is lengths"
         raise ArgumentError("indices", got, "the answer to check: verify(scores, lengths, indices), lengths or None")
+    given = flat({
+        "bounds": bounds, "blocks": blocks, "gathered": gathered, "largest": largest, "nan": nan, "sorted": sorted,
+        "tie_break": tie_break,
+    })  # fmt: skip
     is_source = _is_source(scores)
     of_source = None
     on_cuda = False
     if is_source:
         rows, width, _ = problem.check_shape(scores.rows, scores.width)
         leading: Shape = (rows,)
-        if lengths is None and ends is None:
+        if lengths is None and "ends" not in given:
             lengths = of_source = getattr(scores, "lengths", None)
     else:
         info = problem.inspect(scores, "scores")
@@ -162,18 +147,12 @@ def verify(
             takes = f"dtype {', '.join(problem.SCORE_DTYPES)} (are scores and indices swapped?)"
             raise ArgumentError("scores", f"dtype {info.dtype}", takes)
         leading = info.shape[:-1]
-        flat = of_rows(info, "scores")
-        problem.check_scores(flat, strided=True)
-        rows, width = problem.rows_of(flat), flat.shape[-1]
+        matrix = of_rows(info, "scores")
+        problem.check_scores(matrix, strided=True)
+        rows, width = problem.rows_of(matrix), matrix.shape[-1]
         on_cuda = info.device.kind == "cuda"
     ks = k if is_array(k, least=min(len(leading), 1)) else None
-    keywords = {
-        "starts": starts, "ends": ends, "index_base": index_base, "next_n": next_n, "largest": largest, "nan": nan,
-        "sorted": sorted, "tie_break": tie_break, "positions": positions, "block_table": block_table,
-        "block_size": block_size, "force_first": force_first, "force_last": force_last, "force": force,
-        "expand": expand, "tail": tail,
-    }  # fmt: skip
-    options = arguments.resolve(keywords, None, per_row_k=ks is not None, lengths=lengths is not None)
+    options = arguments.resolve(given, None, per_row_k=ks is not None, lengths=lengths is not None)
     on_host_alone = options.positions or options.entries
     _check_scalars(1 << 31 if on_host_alone else width, sentinel, block_bytes, progress)
     slots, most = _check_indices(indices, leading, None if ks is not None else k, options)
@@ -191,11 +170,11 @@ def verify(
         options,
         int(sentinel),
         rows if num_rows is None else min(max(_number(num_rows, "num_rows"), 0), rows),
-        _vector("ends" if ends is not None else "lengths", ends if ends is not None else lengths, requests),
-        _vector("starts", starts, (leading,)),
+        _vector("ends" if "ends" in given else "lengths", given.get("ends", lengths), requests),
+        _vector("starts", given.get("starts"), (leading,)),
         _vector("k", ks, (leading,)),
-        _positions(positions, block_table, (*leading, width)),
-        _vector("tail", tail, requests),
+        _positions(given.get("positions"), given.get("block_table"), (*leading, width)),
+        _vector("tail", given.get("tail"), requests),
         _vector("counts", counts, (leading,)),
     )
     ops: Any = TorchOps(scores) if on_cuda and not on_host_alone else NumpyOps()
@@ -205,7 +184,7 @@ def verify(
             judge.judge(begin, ops.matrix(block, *block.shape), progress)
     else:
         # No array library has a view of all rows with two leading strides as one matrix.
-        groups = [ops.matrix(scores, rows, width)] if len(flat.shape) == 2 else ops.groups(scores, flat)
+        groups = [ops.matrix(scores, rows, width)] if len(matrix.shape) == 2 else ops.groups(scores, matrix)
         begin = 0
         for group in groups:
             judge.judge(begin, group[: max(asked.live - begin, 0)], progress)

@@ -51,7 +51,7 @@ def build(
         ),
     ] = None,
     policy: PolicyName = None,
-    stats: Annotated[bool, flag("--stats", "Build the kernels for return_stats=True instead.")] = False,
+    stats: Annotated[bool, flag("--stats", "Build the kernels for stats=True instead.")] = False,
     engine: Annotated[
         Engine | None,
         choice("--for", Engine, "Every kernel that the calls of an engine need up to a size; needs PyTorch."),

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.core import arguments
+from ksieve.core import arguments, table
 from ksieve.core.arrays import ArrayInfo, as_numpy, inspect, is_array, plain_tensor
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.leading import of_rows
-from ksieve.core.options import INTEGERS
+from ksieve.core.options import Options
 from ksieve.core.problem import (
     MAX_K,
     Problem,
@@ -37,11 +37,9 @@ from ksieve.core.problem import (
     rows_of,
 )
 
-_VECTORS = ("starts", "row_to_request", "offsets")
-_OUTPUTS = ("values_out", "raw_out")
-NUMBERS = ("lengths", "tail", "k", *_VECTORS, "counts_out")
+NUMBERS = ("k", *table.names(lambda option: option.shape in ("rows", "requests")))
 """Arrays of one number for each row, or request."""
-OUTPUTS = ("out", *_OUTPUTS, "counts_out")
+OUTPUTS = ("out", *table.OUTPUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,37 +103,47 @@ def parse(
     *,
     out: Any = None,
     num_rows: Any = None,
-    keywords: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
     planned: Problem | None = None,
+    options: Options | None = None,
 ) -> Call:
     """Check the arguments of one selection.
 
-    `scores`, `lengths`, `k`, `out`, `num_rows`: as given to `ksieve.topk`. `keywords`: its optional keyword arguments
-    (`ksieve.core.arguments.TopkKwargs`). `planned`: problem of the call's plan; it supplies k and the options that the
-    call omits. Raises `ArgumentError`, whose message names the argument, the value that it got and the values that it
-    takes.
+    `scores`, `lengths`, `k`, `out`, `num_rows`: as given to `ksieve.topk`. `given`: its options by their names in the
+    table (`ksieve.core.groups.flat`). `planned`: problem of the call's plan; it supplies k and the options that the
+    call omits. `options`: in place of those that result, where a traced program has found them before; `given` then
+    holds arrays alone. Raises `ArgumentError`, whose message names the argument, the value that it got and the values
+    that it takes.
     """
     whole = inspect(scores, "scores")
     if k is None and is_int(lengths):
         takes = f"an int32 array (did you mean k={shown(lengths)}? k is the third argument, or a keyword)"
         raise ArgumentError("lengths", kind_of(lengths), takes)
-    keywords = keywords or {}
+    given = given or {}
     ks = k if is_array(k, least=0 if len(whole.shape) == 1 else 1) else None  # of one row its shape is ()
-    slots = _slots(None if ks is not None else k, ks is not None, keywords.get("max_k"), planned)
+    slots = _slots(None if ks is not None else k, ks is not None, given.get("max_k"), planned)
     info, leading = of_rows(whole, "scores"), whole.shape[:-1]
     dtype = check_scores(info, strided=True)
     rows, width = rows_of(info), info.shape[-1]
-    out_info = None if out is None else inspect(out, "out")
-    bounds, its_name = (lengths, "lengths") if lengths is not None else (keywords.get("ends"), "ends")
-    bounds_info = None if bounds is None else inspect(bounds, its_name)
-    options = arguments.resolve(
-        keywords,
-        planned.options if planned else None,
+    inputs = {name: array for name in table.INPUTS if (array := given.get(name)) is not None}
+    if lengths is not None:
+        inputs["lengths"] = lengths
+    outputs = {name: array for name in table.OUTPUTS if not isinstance(array := given.get(name), bool | None)}
+    if out is not None:
+        outputs = {"out": out} | outputs
+    its = {name: inspect(array, name) for name, array in (inputs | outputs).items()}
+    bounds = its.get("lengths") or its.get("ends")
+    found = arguments.resolve(
+        given,
+        options or (planned.options if planned else None),
         per_row_k=ks is not None,
         lengths=lengths is not None,
-        length_dtype=bounds_info.dtype if bounds_info else None,
-        out_dtype=out_info.dtype if out_info else None,
+        length_dtype=bounds.dtype if bounds else None,
+        out_dtype=its["out"].dtype if out is not None else None,
     )
+    if options is not None and (differing := arguments.difference(found, options)):
+        raise ArgumentError("options", *differing)
+    options = found
     if rows % options.next_n:
         raise ArgumentError("next_n", options.next_n, f"a divisor of the scores' {rows} rows")
     check_entries(options, slots, width)
@@ -145,43 +153,30 @@ def parse(
     def take(name: str, array: Any, info: ArrayInfo) -> None:
         described[name], arrays[name] = info, array
 
-    def vector(name: str, array: Any, *shapes: Shape) -> None:
-        if array is not None:
-            dtypes = INTEGERS if name == "starts" else ("int32",)
-            take(name, array, check_vector(inspect(array, name), name, shapes, scores_device, dtypes, strided=True))
-
-    scores_device = info.device
-    if bounds_info is not None:
-        valid = request_shapes(leading, rows, options.next_n)
-        take("lengths", bounds, check_vector(bounds_info, its_name, valid, scores_device, INTEGERS, strided=True))
-    if (tail := keywords.get("tail")) is not None:
-        vector("tail", tail, *request_shapes(leading, rows, options.next_n))
+    shapes = {"rows": (leading,), "requests": request_shapes(leading, rows, options.next_n)}
+    for name, array in inputs.items():
+        option = table.BY_NAME[name]
+        if option.shape == "table":
+            take(name, array, check_table(its[name], info.device))
+        elif option.shape in shapes:
+            checked = check_vector(its[name], name, shapes[option.shape], info.device, option.dtypes, strided=True)
+            take("lengths" if name == "ends" else name, array, checked)
+        else:
+            take(name, array, check_positions(its[name], name, info, leading))
+    for name, array, shape in (("k", ks, (leading,)), ("num_rows", num_rows, ((1,), ()))):
+        if array is not None and (name == "k" or live_rows(array, rows) is None):
+            check_number(array, name)
+            take(name, array, check_vector(inspect(array, name), name, shape, info.device, strided=True))
     live = live_rows(num_rows, rows)
-    if live is None:
-        check_number(num_rows, "num_rows")
-        vector("num_rows", num_rows, (1,), ())
-        live = rows
-    table = keywords.get("page_table")
-    if table is not None:
-        take("page_table", table, check_table(inspect(table, "page_table"), scores_device))
-    outputs = {name: keywords[name] for name in _OUTPUTS if keywords.get(name) is not None}
-    its = {name: inspect(array, name) for name, array in outputs.items()}
-    vector("k", ks, leading)
-    for name in _VECTORS:
-        vector(name, keywords.get(name), leading)
-    counts = keywords.get("counts_out")
-    for name in ("positions", "block_table"):
-        if (array := keywords.get(name)) is not None:
-            take(name, array, check_positions(inspect(array, name), name, info, leading))
-    if counts is not None:
-        take("counts_out", counts, check_counts(counts, inspect(counts, "counts_out"), leading, described))
     asked = Problem(rows, width, row_pitch(info), slots, dtype, info.device, options)
-    dtypes = {"out": options.index_dtype, "values_out": info.dtype, "raw_out": options.index_dtype}
-    if out_info is not None:
-        outputs, its = {"out": out} | outputs, {"out": out_info} | its
     for name, array in outputs.items():
-        take(name, array, check_output(name, array, its[name], dtypes[name], (*leading, asked.columns), described))
-    return Call(asked, leading, live, described, arrays)
+        if name == "counts":
+            take(name, array, check_counts(array, its[name], leading, described))
+            continue
+        of = table.BY_NAME[name].dtypes[0] if name != "out" else "index"
+        output_dtype = options.index_dtype if of == "index" else info.dtype
+        take(name, array, check_output(name, array, its[name], output_dtype, (*leading, asked.columns), described))
+    return Call(asked, leading, rows if live is None else live, described, arrays)
 
 
 def _slots(k: Any, per_row: bool, max_k: Any, planned: Problem | None) -> int:

@@ -1,6 +1,6 @@
 """Entries, what a row's k are selected of: scores, blocks of scores, or scores that stand for several positions.
 
-The one definition of `block_size`, `force_first`, `force_last`, `force`, `expand` and `tail`, in five steps:
+The one definition of `block_size`, `force_first`, `force_last`, `forced_extra`, `expand` and `tail`, in five steps:
 
 1. Pool (`ksieve.model.pooling`): the best score of each block. Where `expand` is used without blocks, each score is an
    entry as it is.

@@ -73,7 +73,7 @@ class VerificationError(KsieveError):
 
 
 class GradientWarning(UserWarning):
-    """`values_out` was used with scores that require grad: what is written there carries none. Once per process."""
+    """An array was given for values of scores that require grad: those carry none. Once per process."""
 
 
 def kind_of(value: object) -> str:

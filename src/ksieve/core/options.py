@@ -1,7 +1,7 @@
 """Options of a selection: host-known facts, each compiled into a kernel only when used.
 
 `Options` states which optional arrays a call passes (starts, page table, ...) and every number that the generated code
-depends on. The arrays themselves are arguments of `ksieve.topk`. Calls with equal options share kernels.
+depends on, as the table of options (`ksieve.core.table`) says. Calls with equal options share kernels.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.ranking import Ranking
+from ksieve.core.table import INTEGERS, TABLE
 
 IndexBase = Literal["row", "start"]
 Windows = Literal["none", "lengths", "ends"]
@@ -23,28 +24,13 @@ Order = Literal["any", "value", "index"]
 TieBreak = Literal["any", "low", "high"]
 Integers = Literal["int32", "int64"]
 Nan = Literal["last", "highest"]
-Force = Literal["inside", "beside"]
 
-INTEGERS = ("int32", "int64")
-"""Dtypes of indices, and of lengths and ends."""
-
-_CHOICES: dict[str, tuple[str, ...]] = {
+_CHOICES = {
     "windows": ("none", "lengths", "ends"),
-    "index_base": ("row", "start"),
     "transform": ("none", "pages", "offsets"),
-    "order": ("any", "value", "index"),
-    "tie_break": ("any", "low", "high"),
-    "index_dtype": INTEGERS,
     "length_dtype": INTEGERS,
-    "nan": ("last", "highest"),
-    "force": ("inside", "beside"),
-}
-
-MAX_BLOCK = 256
-"""Most scores of a block, and most positions of an entry."""
-
-MAX_FORCED = 1 << 20
-"""Most forced entries at either end of a row."""
+    "order": ("any", "value", "index"),
+} | {option.field: option.takes for option in TABLE if option.kind == "choice"}
 
 
 def dtype_text(dtype: Any) -> Any:
@@ -76,61 +62,30 @@ class Options:
     windows : {"none", "lengths", "ends"}
         Positions of a row's valid scores. "none": [0, length). "lengths": [start, start + length). "ends": [start,
         end). Both bounds are clamped to [0, width].
-    index_base : {"row", "start"}
-        Whether an index counts from the start of the row, so that ``scores[r, i]`` is the score, or from the start of
-        its window.
-    next_n : int
-        Consecutive rows that share one entry of the lengths (or ends): row r belongs to request ``r // next_n`` and
-        sees ``length[r // next_n] - next_n + 1 + r % next_n`` of it, as in multi-token prediction.
     per_row_k : bool
         Each row has its own k, at most the plan's; the remaining slots of the row are unused.
     transform : {"none", "pages", "offsets"}
-        Value written in place of an index i. "pages": ``table[request, i // page_size] * page_size + i % page_size``;
-        "offsets": ``i + offset[row]``.
-    page_size : int
-        A power of two.
+        What is written in place of an index: see `ksieve.PageTable` and `ksieve.Offsets`.
     mapped : bool
         The page table's request of a row comes from an array; otherwise it is ``row // next_n``.
-    raw : bool
-        Also write the indices before the transform.
-    values : bool
-        Also write the selected scores.
-    index_dtype : {"int32", "int64"}
-        Dtype of every index written.
     length_dtype : {"int32", "int64"}
         Dtype of the lengths (or ends).
     order : {"any", "value", "index"}
         Order of a row's slots: unspecified; best score first, equal scores by index; or by index. Unused slots come
         last.
-    tie_break : {"any", "low", "high"}
-        Which of the scores equal to the worst selected one are selected: unspecified, the lowest or the highest
-        positions. With order "value" it also orders equal scores.
-    largest : bool
-        Whether larger scores are better, or smaller ones.
     nan : {"last", "highest"}
-        Place of NaN. "last": worse than every number. "highest": NaN is the greatest of all scores: first with
-        `largest`, last without it, where "last" is then stored, which is the same.
+        As of `ksieve.topk`. Without `largest` "last" is stored, which is the same.
     overlap : bool
         Launch while the previous kernel of the stream drains (programmatic dependent launch, compute capability 9.0
         and later). The kernel waits for that one before it reads the inputs. Ignored on the CPU.
     positions : bool
-        An array, `positions` or `block_table`, holds a position for each score: what is written in place of its index,
-        and what order and ties go by; -1 where there is no score.
-    counts : bool
-        Also write how many slots of each row are used.
+        An array holds a position for each score: `ksieve.Positions` or `ksieve.SelectedBlocks`.
     filled : bool
-        Whether the other slots are written. False, which takes `counts`, lets a backend leave them as they are.
-    block_size : int
-        Scores of a block, 1 to 256. Above 1 a row's *entries*, among which k are selected, are its blocks, each by its
-        best score; an entry's index is the number of the block.
-    force_first, force_last : int
-        Entries at the beginning and at the end of each row that rank above all others.
-    force : {"inside", "beside"}
-        Whether these take slots of the k, or slots of their own. Stored as "inside" where there are none.
-    expand : int
-        Positions of an entry. Above 1 all of them are written in place of the entry's index.
-    tail : bool
-        An array holds the lengths of the rows in positions; those after the last whole entry are written too.
+        Whether unused slots are written. False, which takes `counts`, lets a backend leave them as they are.
+    forced_extra : bool
+        As of `ksieve.Blocks`. Stored as False where nothing is forced.
+    others
+        As of `ksieve.select` and its groups; of an array, whether it is given.
     """
 
     windows: Windows = "none"
@@ -155,7 +110,7 @@ class Options:
     block_size: int = 1
     force_first: int = 0
     force_last: int = 0
-    force: Force = "inside"
+    forced_extra: bool = False
     expand: int = 1
     tail: bool = False
 
@@ -168,24 +123,20 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, np.integer):
                 object.__setattr__(self, name, value := int(value))
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= (most or value):
-                takes = f"an int from {least} to {most}" if most else "a positive int"
-                raise ArgumentError(name, shown(value), takes)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise ArgumentError(name, shown(value), f"an int from {least} to {most}")
         if self.page_size & (self.page_size - 1):
             raise ArgumentError("page_size", self.page_size, "a power of two")
-        for name in ("next_n", "page_size"):
-            if getattr(self, name) >= 1 << 31:
-                raise ArgumentError(name, getattr(self, name), "less than 2**31")
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(name, shown(getattr(self, name)), "True or False")
         if not (self.filled or self.counts):
-            raise ArgumentError("fill", "False without counts_out", "True, or the array that says which slots are used")
+            raise ArgumentError("fill", "False without counts", "True, or counts with it, which say what is used")
         if self.positions and self.index_base == "start":
             raise ArgumentError("index_base", "'start' with positions", "'row': positions are written as they are")
         self._check_entries()
         if not self.forced:
-            object.__setattr__(self, "force", "inside")
+            object.__setattr__(self, "forced_extra", False)
         if not self.largest:
             object.__setattr__(self, "nan", "last")
 
@@ -254,7 +205,7 @@ class Options:
     @property
     def beside(self) -> int:
         """Entries that a row gets beside its k."""
-        return self.forced if self.force == "beside" else 0
+        return self.forced if self.forced_extra else 0
 
     def columns(self, k: int) -> int:
         """Slots of a row in the outputs of a call."""
@@ -266,17 +217,8 @@ class Options:
         return self.finished or self.index_dtype == "int64" or self.expand > 1 or self.positions
 
 
-_FLAGS = ("per_row_k", "mapped", "raw", "values", "largest", "overlap", "positions", "counts", "filled", "tail")
-
-_NUMBERS = (
-    ("next_n", 1, 0),
-    ("page_size", 1, 0),
-    ("block_size", 1, MAX_BLOCK),
-    ("force_first", 0, MAX_FORCED),
-    ("force_last", 0, MAX_FORCED),
-    ("expand", 1, MAX_BLOCK),
-)
-"""Options that are ints, with the least and the most that each takes; 0 where another check says the most."""
+_FLAGS = tuple(f.name for f in fields(Options) if isinstance(f.default, bool))
+_NUMBERS = tuple((option.field, *option.takes) for option in TABLE if option.kind == "int")
 
 _burdening = attrgetter(*(f.name for f in fields(Options) if f.name not in ("largest", "nan", "length_dtype")))
 """Values of the options that a kernel takes further arguments for."""

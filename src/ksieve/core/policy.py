@@ -219,7 +219,7 @@ class SamplingPolicy:
         return 3 * (self.rescue_rank(k) or self.primary_rank(k)) <= 2 * samples
 
     def save(self, path: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
-        """Write the policy as a JSON file that `load`, ``ksieve.plan`` and ``ksieve.topk`` take.
+        """Write the policy as a JSON file that `load` and ``ksieve.plan`` take.
 
         Parameters
         ----------

@@ -24,7 +24,6 @@ __all__ = [
     "Problem",
     "as_numpy",
     "check_k",
-    "check_options",
     "check_scores",
     "inspect",
     "library_of",
@@ -72,7 +71,7 @@ class Problem:
         options = self.options
         if options.block_size == 1 and not options.forced:
             return self
-        inner = replace(options, block_size=1, force_first=0, force_last=0, force="inside", next_n=1)
+        inner = replace(options, block_size=1, force_first=0, force_last=0, forced_extra=False, next_n=1)
         inner = inner if inner.windows != "none" else replace(inner, windows="lengths")
         width, k = -(-self.width // options.block_size), max(self.k + options.beside - options.forced, 0)
         dtype = "float32" if options.block_size > 1 else self.dtype
@@ -154,20 +153,13 @@ def row_pitch(info: ArrayInfo) -> int:
     return info.strides[0] if rows > 1 and width else width
 
 
-def check_options(options: Any) -> Options:
-    """Check that an argument is the options of a plan."""
-    if not isinstance(options, Options):
-        raise ArgumentError("options", shown(options), "ksieve.Options(...)")
-    return options
-
-
 def check_entries(options: Options, k: int, width: int) -> None:
     """Check that a row's slots have room for what they hold, and that int32 holds its positions."""
     if not options.entries:
         return
     name = "force_last" if options.force_last else "force_first"
-    if options.force == "inside" and options.forced > k:
-        takes = "at most k, or force='beside'"
+    if not options.forced_extra and options.forced > k:
+        takes = "at most k, or forced_extra=True"
         raise ArgumentError(name, f"{options.forced} forced entries with k={k}", takes)
     if k + options.beside > MAX_K:
         raise ArgumentError(name, f"{options.forced} forced entries beside k={k}", f"at most {MAX_K} with k")
@@ -317,7 +309,7 @@ def check_positions_shape(got: Shape, name: str, shape: Shape) -> None:
 
 def check_counts(array: Any, info: ArrayInfo, leading: Shape, others: Mapping[str, ArrayInfo]) -> ArrayInfo:
     """Check an output of one int32 for each row, and describe it as a vector."""
-    name = "counts_out"
+    name = "counts"
     info = check_vector(info, name, (leading,), others["scores"].device, strided=True, filled=True)
     if overlaps_itself(info):
         raise ArgumentError(name, f"strides {info.strides}", "an array that does not overlap itself")

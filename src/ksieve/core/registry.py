@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, Protocol, cast
 
 from ksieve.core.device import DeviceInfo
+from ksieve.core.selection import Selection
 
 MODULES = {"cpu": "ksieve.backends.cpu", "cuda": "ksieve.backends.cuda", "reference": "ksieve.backends.reference"}
 """The module of each backend. Those of "cpu" and "cuda" serve that kind of device; "reference" is the NumPy model."""
@@ -28,8 +29,8 @@ class Backend(Protocol):
     def make_workspace(self, plan: Any, buffer: Any = None) -> Any:
         """Allocate or wrap the plan's workspace."""
 
-    def run(self, plan: Any, call: Any, *, workspace: Any = None, return_stats: bool = False) -> Any:
-        """Run a `Call` that the plan covers, and return the result of `ksieve.topk`."""
+    def run(self, plan: Any, call: Any, *, workspace: Any = None, stats: bool = False) -> Selection[Any]:
+        """Run a `Call` that the plan covers."""
 
     def make_fast_path(self, plan: Any, call: Any, names: Any, given: Any, result: Any) -> Any:
         """Prepare the fast path of repeated calls with PyTorch tensors, or return None ("cuda" only)."""

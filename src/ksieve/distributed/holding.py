@@ -8,7 +8,9 @@ from typing import Any, get_args
 
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, kind_of, shown
-from ksieve.core.options import INTEGERS, check_choice
+from ksieve.core.groups import PageTable, flat
+from ksieve.core.options import check_choice
+from ksieve.core.table import INTEGERS
 from ksieve.distributed import plans
 from ksieve.distributed.layouts import Contiguous, Layout, check_layout, check_widths
 from ksieve.distributed.plans import IndexBase
@@ -24,15 +26,13 @@ def owned(
     widths: Sequence[int],
     layout: Layout = Contiguous(),  # noqa: B008
     index_base: IndexBase = "row",
-    page_table: Any = None,
-    page_size: int = 1,
-    row_to_request: Any = None,
+    transform: PageTable | None = None,
     next_n: int = 1,
 ) -> tuple[Any, Any]:
     """Keep of selected positions those that one rank holds, as `topk` with output "owned" returns them.
 
-    For callers who gather pairs themselves: ``ksieve.topk(values, k=k, positions=positions, tie_break="low")`` gives
-    every rank the positions of all ranks, and this the rank's own.
+    For callers who gather pairs themselves: ``ksieve.topk(values, k=k, gathered=Positions(positions),
+    tie_break="low")`` gives every rank the positions of all ranks, and this the rank's own.
 
     Parameters
     ----------
@@ -45,8 +45,10 @@ def owned(
     layout : Contiguous or Interleaved
     index_base : {"row", "shard"}
         Whether the positions returned count in the whole row, or in the rank's shard.
-    page_table, page_size, row_to_request, next_n
-        As in `ksieve.distributed.topk`.
+    transform : PageTable, optional
+        The rank's own.
+    next_n : int
+        As in `ksieve.RowBounds`.
 
     Returns
     -------
@@ -73,15 +75,24 @@ def owned(
         raise ArgumentError("rank", shown(rank), f"an int from 0 to {len(shares) - 1}, by widths")
     check_choice(index_base, "index_base", get_args(IndexBase))
     plans.check_rows_of_requests(next_n, info.shape[0])
-    check_pages(info, page_table, page_size, row_to_request)
+    table, size, requests = members_of(transform)
+    check_pages(info, table, size, requests)
     positions = indices.long()
     local = layout.below(positions, rank, shares)
     mine = (positions >= 0) & (layout.below(positions + 1, rank, shares) > local)
-    found = ascending(torch, positions if index_base == "row" and page_table is None else local, mine)
-    if page_table is not None:
+    found = ascending(torch, positions if index_base == "row" and table is None else local, mine)
+    if table is not None:
         row = torch.arange(info.shape[0], device=indices.device)
-        found = paged(torch, found.long(), page_table, page_size, request_of(row, row_to_request, next_n))
+        found = paged(torch, found.long(), table, size, request_of(row, requests, next_n))
     return found, mine.sum(1).int()
+
+
+def members_of(transform: PageTable | None) -> tuple[Any, Any, Any]:
+    """Table, page size and requests of a rank's page table; no table of None."""
+    found = flat({"transform": transform})
+    if "offsets" in found:
+        raise ArgumentError("transform", "ksieve.Offsets", "a ksieve.PageTable of this rank")
+    return found.get("page_table"), found.get("page_size", 1), found.get("row_to_request")
 
 
 def ascending(torch: Any, positions: Any, used: Any) -> Any:
@@ -112,9 +123,6 @@ def paged(torch: Any, local: Any, table: Any, size: int, request: Any, first: An
 def check_pages(rows_of: problem.ArrayInfo, table: Any, size: Any, requests: Any) -> None:
     """Check a page table and what belongs to it, for the rows and the device of an array."""
     if table is None:
-        if requests is not None or size != 1:
-            name = "page_size" if requests is None else "row_to_request"
-            raise ArgumentError(name, "a value without page_table", "nothing without page_table")
         return
     problem.check_table(problem.inspect(table, "page_table"), rows_of.device)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1 or size & (size - 1) or size >= 1 << 31:

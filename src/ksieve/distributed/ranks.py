@@ -12,15 +12,17 @@ from contextlib import suppress
 from inspect import signature
 from typing import Any
 
-from ksieve.api import topk as select
+from ksieve.api import select
 from ksieve.core import problem
 from ksieve.core.arrays import is_array
 from ksieve.core.errors import ArgumentError, kind_of, shown
-from ksieve.core.options import INTEGERS, Nan, TieBreak
+from ksieve.core.groups import PageTable, RowBounds, flat
+from ksieve.core.options import Nan, TieBreak
 from ksieve.core.ranking import Ranking
+from ksieve.core.table import INTEGERS
 from ksieve.distributed import fused, plans
 from ksieve.distributed.agreement import FAILED, Channel, distributed, stated, tag_of
-from ksieve.distributed.holding import ascending, check_pages, paged, request_of
+from ksieve.distributed.holding import ascending, check_pages, members_of, paged, request_of
 from ksieve.distributed.layouts import Layout
 from ksieve.distributed.plans import IndexBase, ShardPlan
 from ksieve.distributed.protocol import NOTHING, AllGather, agree, everywhere, marked
@@ -45,14 +47,10 @@ def topk(
     layout: Layout | None = None,
     output: Output | None = None,
     plan: ShardPlan | None = None,
-    starts: Any = None,
-    ends: Any = None,
-    next_n: int = 1,
+    bounds: RowBounds | None = None,
     max_k: int | None = None,
     num_rows: Any = None,
-    page_table: Any = None,
-    page_size: int = 1,
-    row_to_request: Any = None,
+    transform: PageTable | None = None,
     index_base: IndexBase | None = None,
     tie_break: TieBreak | None = None,
     largest: bool | None = None,
@@ -80,24 +78,16 @@ def topk(
     plan : ShardPlan, optional
         From `ksieve.distributed.plan`. It fixes `group`, `layout`, `output` and all below from `index_base` on, which
         must then be omitted. Without a plan every call makes one, which takes a message of its own.
-    starts : Tensor of int32 or int64, shape (rows,), optional
-        Global position where each row's window begins; `global_lengths` then count from there.
-    ends : Tensor of int32 or int64, shape (rows // next_n,), optional
-        In place of `global_lengths`: global position where each window ends, exclusive.
-    next_n : int
-        Consecutive rows that share an entry of `global_lengths` or `ends`, as in `ksieve.topk`.
+    bounds : RowBounds, optional
+        Windows of the whole rows: `starts` and `ends` are global positions, `global_lengths` count from `starts`, and
+        `index_base` is "row".
     max_k : int, optional
         Slots per row where k is a tensor; may be omitted with a plan.
     num_rows : Tensor of int32, shape (1,) or (), or int, optional
         Number of live rows. Later ones have no scores.
-    page_table : Tensor of int32, shape (requests, max_pages), optional
-        This rank's own, with output "owned": in place of position i of the shard,
-        ``table[request, i // page_size] * page_size + i % page_size`` is written, or -1 where that entry lies outside
-        the table or is negative. The order is still that of positions.
-    page_size : int
-        A power of two.
-    row_to_request : Tensor of int32, shape (rows,), optional
-        The page table's request of each row; by default ``row // next_n``.
+    transform : PageTable, optional
+        This rank's own, with output "owned": positions of the shard are written through it. The order is still that of
+        positions.
     index_base, tie_break, largest, nan
         As in `ksieve.distributed.plan`.
 
@@ -130,9 +120,11 @@ def topk(
     """
     given = dict(locals())
     torch = _torch()
+    given |= {"starts": None, "ends": None, "next_n": 1}
     made = plan if isinstance(plan, ShardPlan) else None
     channel = Channel(group) if made is None else made.channel
     try:
+        given |= _flat(given.pop("bounds"), given.pop("transform"))
         asked, statement = _checked(torch, given)
     except Exception as error:
         _fail(channel, made, error, plan is None or _waits(channel, local_scores))
@@ -144,8 +136,16 @@ def topk(
     return _run(made, _steps(torch, made, given, tag), tag, statement)
 
 
-_OF_CALL = [name for name in signature(topk).parameters if name not in {"local_scores", "k", "max_k", *_FIXED}]
+_OF_CALL = ("local_lengths", "plan", "num_rows", *_BOUNDS, "next_n", *_PAGES)
 """Arguments of `topk` that a plan leaves open; a k without an array is the plan's."""
+
+
+def _flat(bounds: Any, transform: Any) -> dict[str, Any]:
+    """Members of the groups of a call."""
+    found = flat({"bounds": bounds}) | dict(zip(_PAGES, members_of(transform), strict=True))
+    if (base := found.pop("index_base", "row")) != "row":
+        raise ArgumentError("index_base", shown(base), "'row' in bounds: index_base= of the call itself says more")
+    return found
 
 
 def _steps(torch: Any, plan: ShardPlan, given: dict[str, Any], tag: int) -> Steps:
@@ -157,9 +157,9 @@ def _steps(torch: Any, plan: ShardPlan, given: dict[str, Any], tag: int) -> Step
     bound: dict[str, Any] = {} if lengths is None else {"lengths": lengths}
     if num_rows is not None or any(array is not None for array in bounds.values()) or next_n > 1:
         bound = _window(torch, plan, _row_numbers(scores), lengths, bounds, next_n, num_rows)
-    ids, values = select(
+    ids, values, *_ = select(
         scores, k=plan.shape.k, sorted=not fused.covers(plan), tie_break=plan.options.tie_break,
-        largest=plan.options.largest, nan=plan.options.nan, return_values=True, **bound,
+        largest=plan.options.largest, nan=plan.options.nan, values=True, **bound,
     )  # fmt: skip
     answer = yield from _agreed(torch, plan, tag, ids, values, ks, table is not None or plan.index_base == "shard")
     if table is None:
@@ -199,7 +199,7 @@ def _window(
         live = num_rows.reshape(1) if counted is None else counted
         end = torch.where(row < live, end, begin)
     if bounds["starts"] is not None:
-        return {"starts": begin.int(), "ends": end.int()}
+        return {"bounds": RowBounds(begin.int(), end.int())}
     return {"lengths": end.int()}
 
 

@@ -12,12 +12,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import api
+from ksieve import dispatch
 from ksieve.core import call as calls
-from ksieve.core.arguments import Backend
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.dispatch import Backend
 from ksieve.planning.plan import Plan
 from ksieve.running.running import Running
 
@@ -119,7 +119,7 @@ def select(
         if by_tiles(source):
             running = Running(end - begin, k, width, dtype=source.dtype, device=chosen)
             if plan is None:
-                plan = api.plan(rows=end - begin, width=width, k=k, dtype=source.dtype, device=chosen)
+                plan = dispatch.plan_of(rows=end - begin, width=width, k=k, dtype=source.dtype, device=chosen)
                 if progress is not None:
                     progress(0)
         start = time.perf_counter()
@@ -128,27 +128,27 @@ def select(
             read_seconds += time.perf_counter() - start
             if plan is None:
                 asked = calls.parse(scores, lengths, k).problem
-                plan = api.plan(
+                plan = dispatch.plan_of(
                     rows=asked.rows, width=width, k=k, pitch=asked.pitch, dtype=asked.dtype, device=str(asked.device),
                     policy=policy,
                 )  # fmt: skip
                 if end > begin and chosen != "reference":
                     # The first row compiles the kernels, so that the measured time excludes that.
-                    api.topk(scores[:1], lengths[:1], plan=plan, backend=chosen, return_stats=return_stats)
+                    dispatch.select(scores[:1], lengths[:1], None, plan, backend=chosen, stats=return_stats)
                 if progress is not None:
                     progress(0)
             start = time.perf_counter()
             if running is None:
-                answer = api.topk(scores, lengths, plan=plan, backend=chosen, return_stats=return_stats)
+                answer = dispatch.select(scores, lengths, None, plan, backend=chosen, stats=return_stats)
             else:
                 running.push(scores, first, lengths)
             select_seconds += time.perf_counter() - start
             start = time.perf_counter()
         # The copy to the host counts as selection time, because it waits for the kernels.
-        indices = to_host(running.finish() if running is not None else answer[0] if return_stats else answer)
+        indices = to_host(running.finish() if running is not None else answer.indices)
         select_seconds += time.perf_counter() - start
         if return_stats:
-            raw[begin:end] = answer[1].raw
+            raw[begin:end] = answer.stats.raw
         sink(begin, indices)
         if progress is not None:
             progress(end)

@@ -11,14 +11,13 @@ from ksieve import api
 from ksieve.core import problem
 from ksieve.core.arrays import Device, inspect, is_array
 from ksieve.core.errors import ArgumentError, BackendError, shown
+from ksieve.core.groups import Blocks, Offsets, Positions, RowBounds
 from ksieve.core.keys import widen
 from ksieve.core.options import Options, dtype_text
+from ksieve.core.selection import Selection
 
-OUTPUTS = (
-    "out", "values_out", "raw_out", "counts_out", "return_values", "return_raw", "sorted", "index_dtype", "page_table",
-    "page_size", "row_to_request", "offsets", "num_rows",
-)  # fmt: skip
-"""Keyword arguments of `ksieve.topk` that say what is written for a selected entry."""
+OUTPUTS = ("out", "sorted", "index_dtype", "transform", "num_rows", "values", "raw", "counts")
+"""Keyword arguments of `ksieve.select` that say what is written for a selected entry."""
 
 _ALL = slice(None)
 
@@ -115,9 +114,10 @@ class Best:
         self._first[:] = first // size
         count = min(self.k, -(-tile.shape[1] // size))
         values, places = self.room(count)
+        lengths, ends = windows.get("lengths"), windows.get("ends")
         self.select(
-            tile, count, offsets=self._first, out=places, values_out=values, num_rows=num_rows, block_size=size,
-            **windows,
+            tile, count, lengths, transform=Offsets(self._first), out=places, values=values, num_rows=num_rows,
+            blocks=Blocks(size), bounds=RowBounds(windows.get("starts"), ends) if ends is not None else None,
         )  # fmt: skip
         self.merge(count, num_rows)
 
@@ -125,8 +125,8 @@ class Best:
         """Select among the best so far and those in `room`."""
         taken = slice(0, self.k + count)
         self.select(
-            self._values[0][:, taken], self.k, positions=self._places[0][:, taken], out=self._places[1][:, : self.k],
-            values_out=self._values[1][:, : self.k], num_rows=num_rows,
+            self._values[0][:, taken], self.k, gathered=Positions(self._places[0][:, taken]),
+            out=self._places[1][:, : self.k], values=self._values[1][:, : self.k], num_rows=num_rows,
         )  # fmt: skip
         self._values.reverse()
         self._places.reverse()
@@ -152,12 +152,13 @@ class Best:
         """Scores as float32."""
         return widen(scores) if self.xp is np else scores.float()
 
-    def select(self, scores: Any, most: int, lengths: Any = None, rows: Any = _ALL, **more: Any) -> Any:
-        """`ksieve.topk` of scores of some rows, with `most` slots and further arguments."""
-        topk: Any = api.topk  # mypy cannot choose an overload for a mapping
+    def select(self, scores: Any, most: int, lengths: Any = None, rows: Any = _ALL, **more: Any) -> Selection[Any]:
+        """`ksieve.select` of scores of some rows, with `most` slots and further arguments."""
+        select: Any = api.select  # mypy cannot choose an overload for a mapping
         slots = {"k": self.own_k[rows], "max_k": most} if self.per_row else {"k": most}
         how = {"largest": self.options.largest, "nan": self.options.nan, "tie_break": self.options.tie_break}
-        return topk(scores, lengths, **slots, **how, **more)
+        found: Selection[Any] = select(scores, lengths, **slots, **how, **more)
+        return found
 
     @property
     def usual_capacity(self) -> int:
@@ -178,20 +179,20 @@ class Best:
         pushed to.
         """
         values, places = self.room(self.k)
-        self.select(scores, self.k, counts, positions=positions, out=places, values_out=values)
+        self.select(scores, self.k, counts, gathered=Positions(positions), out=places, values=values)
         worst = self.worst(values)
         places[~held] = -1
         self.merge(self.k)
         return worst
 
-    def finish(self, **outputs: Any) -> Any:
-        """Return the best so far as `ksieve.topk` returns them."""
+    def finish(self, **outputs: Any) -> Selection[Any]:
+        """Return the best so far as `ksieve.select` returns them."""
         return self._finish(self._values[0][:, : self.k], self._places[0][:, : self.k], None, outputs)
 
-    def _finish(self, values: Any, places: Any, lengths: Any, outputs: dict[str, Any]) -> Any:
+    def _finish(self, values: Any, places: Any, lengths: Any, outputs: dict[str, Any]) -> Selection[Any]:
         """Select among scores of some lengths, with positions."""
         for name in outputs:
             if name not in OUTPUTS:
                 raise ArgumentError(name, shown(outputs[name]), f"only {', '.join(OUTPUTS)} in finish")
         fixed = self.options.deterministic
-        return self.select(values, self.k, lengths, positions=places, deterministic=fixed, **outputs)
+        return self.select(values, self.k, lengths, gathered=Positions(places), deterministic=fixed, **outputs)

@@ -15,7 +15,7 @@ from ksieve import api
 from ksieve.core import problem
 from ksieve.core.arrays import inspect
 from ksieve.core.errors import ArgumentError, VerificationError
-from ksieve.core.options import INTEGERS
+from ksieve.core.table import INTEGERS
 from ksieve.running.running import Running
 
 SHARE = 64
@@ -134,11 +134,10 @@ class Candidates:
         self.counts[:] = 0
         self._entries = xp.clip(self._length, 1, None)
         self._valid = xp.searchsorted(self.columns, self._length)
-        select: Any = api.topk
-        _, values = select(
-            samples, xp.asarray(self._valid, dtype=xp.int32), k=self._ranks, sorted="value", return_values=True,
+        values = api.select(
+            samples, xp.asarray(self._valid, dtype=xp.int32), k=self._ranks, sorted="value", values=True,
             largest=best.options.largest, nan=best.options.nan,
-        )  # fmt: skip
+        ).values  # fmt: skip
         ordered = self._ordered[:, :-1]
         ordered[:] = best.bound(best.widened(values))
         ordered[self._slot >= self._valid[:, None]] = best.everything

@@ -7,6 +7,7 @@ from typing import Any
 from ksieve.backends.cuda import arrays, keep
 from ksieve.core.arrays import inspect
 from ksieve.core.problem import row_pitch
+from ksieve.core.selection import Selection
 from ksieve.running.best import _ALL, Best
 
 MOST_SLOTS = keep.MOST_SLOTS
@@ -72,8 +73,8 @@ class DeviceBest(Best):
         self._bounds.fill_(-2)  # as good as none, but a push compacts no list that is not full
         return self.cutoff
 
-    def finish(self, **outputs: Any) -> Any:
-        """Return the best so far as `ksieve.topk` returns them."""
+    def finish(self, **outputs: Any) -> Selection[Any]:
+        """Return the best so far as `ksieve.select` returns them."""
         return self._finish(self._values[0], self._places[0], self._held, outputs)
 
     def _bound_rows(self, rows: Any = _ALL) -> None:

@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core.arrays import as_numpy
+from ksieve.core.groups import Offsets, Positions, RowBounds
 from ksieve.core.keys import NAN_KEY, order_key, widen
 from ksieve.core.ranking import ranked
+from ksieve.core.selection import Selection
 from ksieve.running.best import _ALL, Best
 
 I64 = NDArray[np.int64]
@@ -36,7 +38,7 @@ class HostBest(Best):
         self._settle(self._held > 0)
         return super().room(count)
 
-    def finish(self, **outputs: Any) -> Any:
+    def finish(self, **outputs: Any) -> Selection[Any]:
         """Return the best so far as `ksieve.topk` returns them."""
         self._settle(self._held > 0)
         return super().finish(**outputs)
@@ -72,9 +74,9 @@ class HostBest(Best):
         """Append the k best scores of some rows of a tile."""
         count = min(self.k, scores.shape[1])
         begins, ends = begins.astype(np.int32), ends.astype(np.int32)
-        chosen, best = self.select(
-            scores[rows], count, rows=rows, starts=begins[rows], ends=ends[rows],
-            offsets=np.full(len(rows), first, np.int32), return_values=True,
+        chosen, best, *_ = self.select(
+            scores[rows], count, rows=rows, bounds=RowBounds(begins[rows], ends[rows]),
+            transform=Offsets(np.full(len(rows), first, np.int32)), values=True,
         )  # fmt: skip
         values, places = self._lists()
         slots = self.k + self._held[rows, None] + np.arange(count)
@@ -88,8 +90,8 @@ class HostBest(Best):
         (rows,), (values, places) = np.nonzero(which), self._lists()
         ends = self.k + self._held[rows]
         most = ends.max()
-        chosen, best = self.select(
-            values[rows, :most], self.k, ends, rows, positions=places[rows, :most], return_values=True
+        chosen, best, *_ = self.select(
+            values[rows, :most], self.k, ends, rows, gathered=Positions(places[rows, :most]), values=True
         )
         values[rows, : self.k], places[rows, : self.k] = best, chosen
         self._held[rows] = 0

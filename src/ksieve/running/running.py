@@ -9,6 +9,7 @@ alone, and then among the best so far and the tile's best, by position: two call
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,11 @@ import numpy as np
 from ksieve.core import problem
 from ksieve.core.arguments import resolve
 from ksieve.core.arrays import ArrayInfo, inspect
-from ksieve.core.errors import ArgumentError, refuse_at_exit
-from ksieve.core.options import INTEGERS, Nan, TieBreak
+from ksieve.core.errors import ArgumentError, refuse_at_exit, shown
+from ksieve.core.groups import Blocks, RowBounds, flat
+from ksieve.core.options import Nan, TieBreak
+from ksieve.core.selection import Selection
+from ksieve.core.table import INTEGERS
 from ksieve.running.best import Best
 from ksieve.running.host import HostBest
 
@@ -45,9 +49,9 @@ class Running:
         "cpu", or a CUDA device.
     largest, nan, tie_break, deterministic
         As in `ksieve.topk`. Ties go by position, for tiles in any order.
-    block_size : int
-        Select among blocks of adjacent scores, as in `ksieve.topk`. Tiles then begin at whole blocks, and one that does
-        not end at a whole block ends its rows.
+    blocks : Blocks, optional
+        With a `block_size` alone: select among blocks of adjacent scores, as in `ksieve.topk`. Tiles then begin at
+        whole blocks, and one that does not end at a whole block ends its rows.
 
     Attributes
     ----------
@@ -93,12 +97,14 @@ class Running:
         nan: Nan = "last",
         tie_break: TieBreak | None = None,
         deterministic: bool = False,
-        block_size: int = 1,
+        blocks: Blocks | None = None,
     ) -> None:
         refuse_at_exit()
         self.max_tile = problem.check_size(max_tile, "max_tile", 1)
         how = {"largest": largest, "nan": nan, "tie_break": tie_break, "deterministic": deterministic}
-        options = resolve(how | {"block_size": block_size}, None)
+        options = resolve(flat(how | {"blocks": blocks}), None)
+        if replace(options, force_first=0, force_last=0, expand=1, tail=False) != options:
+            raise ArgumentError("blocks", shown(blocks), "ksieve.Blocks(block_size) without further fields")
         self.block_size = options.block_size
         if self.block_size > self.max_tile:
             takes = f"at least block_size, {self.block_size}: tiles begin at whole blocks"
@@ -135,8 +141,7 @@ class Running:
         first_column: int,
         lengths: Any = None,
         *,
-        starts: Any = None,
-        ends: Any = None,
+        bounds: RowBounds | None = None,
         num_rows: Any = None,
     ) -> None:
         """Take a tile of columns into account; tiles may come in any order.
@@ -150,8 +155,8 @@ class Running:
             that.
         lengths : array of int32 or int64, shape (rows,), optional
             Valid scores at the start of each whole row. Default: all of the tile.
-        starts, ends : array of int32 or int64, shape (rows,), optional
-            In place of `lengths`: windows ``[start, end)`` of the whole rows.
+        bounds : RowBounds, optional
+            In place of `lengths`: with `ends`, and possibly `starts`, windows ``[start, end)`` of the whole rows.
         num_rows : int, or array of int32 of shape (1,), optional
             Number of live rows; the same in every push and in `finish`.
 
@@ -163,12 +168,13 @@ class Running:
         refuse_at_exit()
         best, info = self._best, self.check_tile(tile, "tile", 1, self.max_tile)
         first, width = self._check_columns(first_column, info.shape[1])
-        if lengths is not None and (starts is not None or ends is not None):
-            raise ArgumentError("lengths", "an array with starts or ends", "either lengths, or starts and ends")
-        if starts is not None and ends is None:
+        windows = flat({"lengths": lengths, "bounds": bounds})
+        if windows.pop("next_n", 1) != 1 or windows.pop("index_base", "row") != "row":
+            raise ArgumentError("bounds", shown(bounds), "ksieve.RowBounds(starts, ends) of each row")
+        if bounds is not None and lengths is not None:
+            raise ArgumentError("lengths", "an array with bounds", "either lengths, or starts and ends")
+        if bounds is not None and "ends" not in windows:
             raise ArgumentError("ends", "nothing with starts", "the end of each window: starts + lengths")
-        given = {"lengths": lengths, "starts": starts, "ends": ends}
-        windows = {name: array for name, array in given.items() if array is not None}
         for name, array in windows.items():
             problem.check_vector(inspect(array, name), name, ((best.rows,),), best.device, INTEGERS)
         if num_rows is not None and not problem.is_int(num_rows):
@@ -179,19 +185,33 @@ class Running:
             self._end = first + width
 
     def finish(self, **outputs: Any) -> Any:
-        """Return the answer for all tiles pushed since `reset`; more may follow, and `finish` again.
+        """Return the indices of all tiles pushed since `reset`; more may follow, and `finish` again.
 
         Parameters
         ----------
         **outputs
-            Keyword arguments of `ksieve.topk` about what is written: `out`, `values_out`, `raw_out`, `counts_out`,
-            `return_values`, `return_raw`, `sorted`, `index_dtype`, `page_table`, `page_size`, `row_to_request`,
-            `offsets` and `num_rows`.
+            Keyword arguments of `ksieve.topk` about what is written: `out`, `sorted`, `index_dtype`, `transform` and
+            `num_rows`.
 
         Returns
         -------
-        indices, or tuple
-            As `ksieve.topk` returns them for the whole rows. Values of blocks are their best scores.
+        array
+            As `ksieve.topk` returns it for the whole rows.
+        """
+        return self.select(**outputs).indices
+
+    def select(self, **outputs: Any) -> Selection[Any]:
+        """Return what `finish` does, and more.
+
+        Parameters
+        ----------
+        **outputs
+            Those of `finish`, and `values`, `raw` and `counts` of `ksieve.select`.
+
+        Returns
+        -------
+        Selection
+            As `ksieve.select` returns it for the whole rows. Values of blocks are their best scores.
         """
         refuse_at_exit()
         return self._best.finish(**outputs)

@@ -15,6 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import ksieve  # noqa: E402
 from cuda_fakes import fake_backend, make_plan, plan_of  # noqa: E402
+from flat_calls import ask  # noqa: E402
 from ksieve import dispatch  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
@@ -38,14 +39,14 @@ CALLS = {
     "plain": {},
     "lengths": {"lengths": LENGTHS},
     "ends": {"ends": LENGTHS},
-    "windows": {"lengths": LENGTHS, "starts": STARTS, "index_base": "start", "return_values": True},
-    "windows with ends": {"ends": LENGTHS, "starts": STARTS, "return_raw": True},
+    "windows": {"lengths": LENGTHS, "starts": STARTS, "index_base": "start", "values": True},
+    "windows with ends": {"ends": LENGTHS, "starts": STARTS, "raw": True},
     "requests": {"lengths": LENGTHS[:2], "next_n": 3},
-    "k of each row": {"k": np.array([0, 9, 4, -1, 99, 1], np.int32), "max_k": K, "return_values": True},
-    "pages": {"page_table": TABLE, "page_size": 16, "row_to_request": REQUESTS, "return_raw": True},
-    "pages of requests": {"page_table": TABLE, "page_size": 16, "next_n": 2, "return_values": True},
-    "offsets": {"offsets": STARTS, "return_values": True},
-    "order": {"sorted": True, "tie_break": "high", "return_values": True, "return_raw": True},
+    "k of each row": {"k": np.array([0, 9, 4, -1, 99, 1], np.int32), "max_k": K, "values": True},
+    "pages": {"page_table": TABLE, "page_size": 16, "row_to_request": REQUESTS, "raw": True},
+    "pages of requests": {"page_table": TABLE, "page_size": 16, "next_n": 2, "values": True},
+    "offsets": {"offsets": STARTS, "values": True},
+    "order": {"sorted": True, "tie_break": "high", "values": True, "raw": True},
     "live rows": {"num_rows": np.array([4], np.int32), "lengths": LENGTHS},
     "live rows, scalar": {"num_rows": np.array(2, np.int32)},
     "live rows, int": {"num_rows": 1},
@@ -61,7 +62,7 @@ def split(call):
 
 
 def topk(scores, arrays, scalars):
-    return ksieve.topk(scores, **{"k": K} | FIXED | scalars | arrays)
+    return ask(scores, **{"k": K} | FIXED | scalars | arrays)
 
 
 def same(got, want):
@@ -89,19 +90,19 @@ def test_values_are_the_scores_bit_for_bit(dtype):
     kind = np.dtype(jnp.dtype(dtype))
     scores = bits.astype(f"u{kind.itemsize}").view(kind)  # NaN payloads, subnormals, infinities
     for k in (8, 64, 70):
-        indices, values = jax.jit(lambda s, k=k: ksieve.topk(s, k=k, return_values=True, **FIXED))(scores)
+        indices, values = jax.jit(lambda s, k=k: ask(s, k=k, values=True, **FIXED))(scores)
         want = np.take_along_axis(scores, np.maximum(indices, 0), 1)
         want[np.asarray(indices) < 0] = -np.inf
         assert values.dtype == kind and np.asarray(values).tobytes() == want.tobytes()
-        same(indices, np.asarray(ksieve.topk(jnp.asarray(scores), k=k, **FIXED)))
+        same(indices, np.asarray(ask(jnp.asarray(scores), k=k, **FIXED)))
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0), (1, 1)])
 def test_empty_matrices(shape):
     scores = np.zeros(shape, np.float32)
-    call = dict(k=2, return_values=True, **FIXED)
-    same(jax.jit(lambda s: ksieve.topk(s, **call))(scores), ksieve.topk(scores, **call))
-    changes = jax.grad(lambda s: jnp.where(jnp.isfinite(v := ksieve.topk(s, **call)[1]), v, 0).sum())(scores)
+    call = dict(k=2, values=True, **FIXED)
+    same(jax.jit(lambda s: ask(s, **call))(scores), ask(scores, **call))
+    changes = jax.grad(lambda s: jnp.where(jnp.isfinite(v := ask(s, **call)[1]), v, 0).sum())(scores)
     same(changes, np.ones(shape, np.float32))
 
 
@@ -109,7 +110,7 @@ def test_64_bit_indices():
     with pytest.raises(ArgumentError, match="jax_enable_x64"):
         jax.jit(lambda s: ksieve.topk(s, k=K, index_dtype="int64"))(SCORES)
     with jax.enable_x64(True):
-        call = {"index_dtype": "int64", "offsets": STARTS, "return_raw": True}
+        call = {"index_dtype": "int64", "offsets": STARTS, "raw": True}
         same(jax.jit(lambda s: topk(s, {}, call))(SCORES), topk(SCORES, {}, call))
 
 
@@ -134,7 +135,7 @@ def test_vmap_equals_one_call_after_the_other(name):
 
 
 def test_a_plan_serves_each_part_of_a_batch():
-    plan = ksieve.plan(rows=ROWS, width=WIDTH, k=K, options=Options(order="index", tie_break="low"))
+    plan = dispatch.plan_of(rows=ROWS, width=WIDTH, k=K, options=Options(order="index", tie_break="low"))
     scores = np.stack([SCORES, -SCORES])
     mapped = jax.jit(jax.vmap(lambda s: ksieve.topk(s, plan=plan)))(scores)
     same(mapped, np.stack([topk(SCORES, {}, {}), topk(-SCORES, {}, {})]))
@@ -146,7 +147,7 @@ GRADIENTS = {
     "windows": {"lengths": LENGTHS, "starts": STARTS, "index_base": "start"},
     "pages": {"page_table": TABLE, "page_size": 16, "row_to_request": REQUESTS},
     "pages and windows": {"page_table": TABLE, "starts": STARTS, "index_base": "start"},
-    "offsets and raw": {"offsets": STARTS, "return_raw": True},
+    "offsets and raw": {"offsets": STARTS, "raw": True},
 }
 
 
@@ -157,7 +158,7 @@ def test_gradients_of_values(name):
     weights = rng.standard_normal((ROWS, K)).astype(np.float32)
 
     def loss(scores):
-        values = topk(scores, arrays, scalars | {"return_values": True})[1]
+        values = topk(scores, arrays, scalars | {"values": True})[1]
         return jnp.sum(jnp.where(jnp.isfinite(values), values, 0) * weights)
 
     windows = {key: value for key, value in arrays.items() if key in ("lengths", "starts")}
@@ -177,8 +178,8 @@ def test_gradients_of_values(name):
 
 def test_a_gradient_with_a_plan_that_has_no_raw_indices():
     options = Options(values=True, transform="offsets", order="index", tie_break="low")
-    plan = ksieve.plan(rows=ROWS, width=WIDTH, k=K, options=options)
-    changes = jax.grad(lambda s: ksieve.topk(s, plan=plan, offsets=STARTS)[1].sum())(SCORES)
+    plan = dispatch.plan_of(rows=ROWS, width=WIDTH, k=K, options=options)
+    changes = jax.grad(lambda s: ksieve.topk(s, plan=plan, transform=ksieve.Offsets(STARTS))[1].sum())(SCORES)
     want = np.zeros_like(SCORES)
     np.put_along_axis(want, topk(SCORES, {}, {}), 1, 1)
     same(changes, want)
@@ -199,9 +200,9 @@ def test_indices_carry_no_gradient():
         ({"num_rows": 3.0}, "num_rows: got float"),
         ({"next_n": 4}, "next_n: got 4; takes a divisor"),
         ({"out": np.zeros((ROWS, K), np.int32)}, "out: got numpy.ndarray; takes nothing while JAX traces"),
-        ({"values_out": SCORES}, "values_out: .* takes nothing while JAX traces"),
+        ({"values": SCORES}, "values: .* takes nothing while JAX traces"),
         ({"workspace": 5}, "workspace: got int; takes nothing while JAX traces"),
-        ({"return_stats": True}, "return_stats: got True; takes False while JAX traces"),
+        ({"stats": True}, "stats: got True; takes False while JAX traces"),
         ({"policy": "direct"}, "policy: got 'direct'; .*plan="),
         ({"backend": "cpu"}, "backend: got 'cpu'; takes 'auto'"),
         ({"plan": 3}, "plan: got int"),
@@ -211,7 +212,7 @@ def test_indices_carry_no_gradient():
 )
 def test_arguments_are_checked_while_tracing(call, message):
     with pytest.raises(ArgumentError, match=f"^{message}"):
-        jax.eval_shape(lambda s: ksieve.topk(s, **{"k": K} | call), SCORES)
+        jax.eval_shape(lambda s: ask(s, **{"k": K} | call), SCORES)
 
 
 def test_scores_are_checked_while_tracing():
@@ -249,12 +250,12 @@ def test_concrete_arrays_stay_eager():
 
 
 def test_threads_run_programs_at_once():
-    select = jax.jit(lambda s: topk(s, {}, {"return_values": True}))
+    select = jax.jit(lambda s: topk(s, {}, {"values": True}))
     matrices = [np.roll(SCORES, turn, axis=1) for turn in range(8)]
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(select, matrices * 20))
     for matrix, result in zip(matrices * 20, results, strict=True):
-        same(result, topk(matrix, {}, {"return_values": True}))
+        same(result, topk(matrix, {}, {"values": True}))
 
 
 def test_calls_are_observed_when_they_run(monkeypatch):
@@ -299,7 +300,7 @@ def driver(monkeypatch):
 
 def selection(driver, plan, *arrays):
     driver.plans[encode_plan(plan)] = plan
-    return jax_ops.Selection(arrays, plan.problem.k, plan.problem.options, encode_plan(plan)).text
+    return jax_ops.Program(arrays, plan.problem.k, plan.problem.options, encode_plan(plan)).text
 
 
 def test_on_cuda_the_call_is_enqueued_on_the_stream_of_xla(driver):
@@ -331,7 +332,7 @@ def test_on_cuda_options_pass_the_memory_of_xla(driver):
     xla = FakeXla()
     text = selection(driver, plan, "scores", "offsets")
     assert xla.call(Handler(jax_ops.run_cuda), [SCORES, STARTS], [out, values, raw], text) is None, xla.errors
-    same((out, values, raw), topk(SCORES, {"offsets": STARTS}, {"return_values": True, "return_raw": True}))
+    same((out, values, raw), topk(SCORES, {"offsets": STARTS}, {"values": True, "raw": True}))
 
 
 def test_on_cuda_scores_cannot_be_recorded(driver, monkeypatch):

@@ -359,14 +359,14 @@ def test_packages_that_cuda_needs(engines, monkeypatch):
 def test_vllm_s_batch_invariant_mode(engines, monkeypatch):
     (ops,) = load("vllm._custom_ops")
     vllm.install()
-    monkeypatch.setattr(vllm, "_INVARIANT", {"batch_invariant": True})
+    monkeypatch.setattr(vllm, "_INVARIANT", {"deterministic": True})
     scores, lengths, out = operands()
     scores = scores.round()
     few = torch.full((1, 32), -7, dtype=torch.int32)
     ops.top_k_per_row_decode(scores, 1, lengths, out, 6, 400, 1, 32)
     ops.top_k_per_row_decode(scores[3:4], 1, lengths[:1], few, 1, 400, 1, 32)
     assert torch.equal(few[0], out[3])
-    assert torch.equal(out, ksieve.topk(scores, lengths, 32, batch_invariant=True, nan="highest"))
+    assert torch.equal(out, ksieve.topk(scores, lengths, 32, deterministic=True, nan="highest"))
 
 
 def test_the_report(engines):

@@ -7,7 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ksieve  # noqa: E402
+from flat_calls import ask  # noqa: E402
 from ksieve import dispatch  # noqa: E402
+from ksieve.core.options import Options  # noqa: E402
+from ksieve.core.table import INPUTS  # noqa: E402
 from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
 from torch_cases import compiled, fresh_dynamo, vector  # noqa: E402
 
@@ -16,7 +19,7 @@ K, ROWS, WIDTH = 8, 4, 48
 
 
 def ours(x):
-    return ksieve.topk(x, k=K, sorted=True, return_values=True)[1]
+    return ask(x, k=K, sorted=True, values=True)[1]
 
 
 def theirs(x):
@@ -66,17 +69,17 @@ def test_compiled_transforms_equal_those_of_torch(name):
 CALLS = {
     "lengths": {"lengths": vector(48, 3, 0, 8)},
     "ends": {"ends": vector(48, 3, 0, 8)},
-    "windows": {"starts": vector(5, 40, 0, 60), "index_base": "start", "return_raw": True},
+    "windows": {"starts": vector(5, 40, 0, 60), "index_base": "start", "raw": True},
     "a k for each row": {"k": vector(3, 0, 8, 99), "max_k": K},
     "next_n": {"lengths": vector(30, 7), "next_n": 2},
     "pages": {"page_table": torch.arange(12, dtype=torch.int32).view(2, 6), "page_size": 8, "next_n": 2},
     "mapped": {"page_table": torch.arange(48, dtype=torch.int32)[None], "row_to_request": vector(0, 0, 1, 0)},
-    "offsets": {"offsets": vector(1, 2, 3, 4), "index_dtype": "int64", "deterministic": True, "return_raw": True},
+    "offsets": {"offsets": vector(1, 2, 3, 4), "index_dtype": "int64", "deterministic": True, "raw": True},
     "live rows": {"num_rows": vector(2)},
     "ties": {"tie_break": "high", "deterministic": True},
-    "blocks": {"block_size": 5, "force_last": 1, "expand": True, "lengths": vector(48, 3, 0, 33)},
-    "blocks and offsets": {"block_size": 5, "force_first": 1, "force": "beside", "expand": True, "sorted": "index",
-                           "return_raw": True, "offsets": vector(1, 2, 3, 4)},
+    "blocks": {"block_size": 5, "force_last": 1, "expand": 5, "lengths": vector(48, 3, 0, 33)},
+    "blocks and offsets": {"block_size": 5, "force_first": 1, "forced_extra": True, "expand": 5, "sorted": "index",
+                           "raw": True, "offsets": vector(1, 2, 3, 4)},
     "pools": {"expand": 4, "tail": vector(192, 7, 0, 34)},
     "positions": {"positions": torch.arange(4 * 48).flip(0).int().view(4, 48) - 9, "force_first": 1},
     "candidates": {"block_table": torch.arange(48).int().view(4, 12) - 2, "lengths": vector(48, 3, 0, 33)},
@@ -84,7 +87,7 @@ CALLS = {
 
 
 def call(x, options):
-    return ksieve.topk(x, **({"k": K, "sorted": "value", "return_values": True} | options))
+    return ask(x, **({"k": K, "sorted": "value", "values": True} | options))
 
 
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
@@ -129,7 +132,7 @@ def test_vmap_equals_a_loop_whatever_is_batched(options, batched):
 
 
 def test_vmap_appends_the_batch_to_the_rows(monkeypatch):
-    seen, run = [], dispatch.topk_eager
+    seen, run = [], dispatch.select
 
     def record(scores, *args, **keywords):
         seen.append(tuple(scores.shape))
@@ -140,7 +143,7 @@ def test_vmap_appends_the_batch_to_the_rows(monkeypatch):
 
     x = torch.randn(5, ROWS, WIDTH)
     with monkeypatch.context() as patch:
-        patch.setattr(dispatch, "topk_eager", record)
+        patch.setattr(dispatch, "select", record)
         torch.ops.ksieve.topk(x[0], None, K)
         assert seen == [(ROWS, WIDTH)]
         torch.vmap(program)(x)
@@ -165,24 +168,22 @@ def test_a_batch_without_scores(shape):
 
 def test_the_operator_passes_opcheck():
     x = torch.randn(ROWS, WIDTH)
-    none = (None,) * 8
-    torch.library.opcheck(torch.ops.ksieve.select.default, (x, *none, K, None, ""))
-    text = torch_ops._text(ksieve.Options(raw=True, transform="offsets", index_dtype="int64"))
-    torch.library.opcheck(torch.ops.ksieve.select.default, (x, *none[1:], vector(1, 2, 3, 4), K, None, text))
+    torch.library.opcheck(torch.ops.ksieve.select.default, (x, K, None, ""))
+    text = torch_ops._text(Options(raw=True, transform="offsets", index_dtype="int64"))
+    inputs = [vector(1, 2, 3, 4) if name == "offsets" else None for name in ("num_rows", "ks", *INPUTS)]
+    torch.library.opcheck(torch.ops.ksieve.select.default, (x, K, None, text, *inputs))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"k": 2.5}, "k: got"),
-        ({"k": 3, "policy": "direct"}, "policy: got 'direct'"),
-        ({"k": 3, "backend": "reference"}, "backend: got 'reference'"),
-        ({"k": 3, "return_stats": True}, "return_stats: got True"),
+        ({"k": 3, "stats": True}, "stats: got True"),
         ({"k": 3, "lengths": vector(1, 2, 3)}, "lengths: got shape"),
         ({"k": 3, "sorted": "best"}, "sorted: got 'best'"),
-        ({"k": 3, "counts_out": vector(1, 2, 3, 4)}, "counts_out: got a tensor inside torch.func"),
+        ({"k": 3, "counts": vector(1, 2, 3, 4)}, "counts: got a tensor inside torch.func"),
     ],
 )
 def test_bad_arguments_are_named_inside_a_transform(options, message):
     with pytest.raises(ksieve.ArgumentError, match=message):
-        torch.vmap(lambda x: ksieve.topk(x, **options))(torch.randn(2, ROWS, WIDTH))
+        torch.vmap(lambda x: ask(x, **options))(torch.randn(2, ROWS, WIDTH))

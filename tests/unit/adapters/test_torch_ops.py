@@ -8,6 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ksieve  # noqa: E402
+from flat_calls import ask, plan_of  # noqa: E402
+from ksieve.core.options import Options  # noqa: E402
+from ksieve.core.table import INPUTS  # noqa: E402
 from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
 from ksieve.frontends.torch import select as torch_select  # noqa: E402
 from torch_cases import compiled, fresh_dynamo, vector  # noqa: E402
@@ -32,6 +35,13 @@ def same_sets(a, b):
     assert torch.equal(a.sort(dim=1).values, b.sort(dim=1).values)
 
 
+def checked(scores, plan, options, outputs, **arrays):
+    """Let PyTorch check one call of `topk_options`."""
+    text = "" if options is None else torch_ops.json.dumps(torch_ops.asdict(options))
+    inputs = [arrays.get(name) for name in ("num_rows", "ks", *INPUTS)]
+    torch.library.opcheck(torch.ops.ksieve.topk_options.default, (scores, K, plan, text, *inputs), outputs)
+
+
 def test_operators_pass_opcheck(rows):
     scores, lengths = rows
     for x, ls in ((scores, lengths), (scores, None), (scores[:, :2900], lengths), (scores.bfloat16(), lengths)):
@@ -39,9 +49,8 @@ def test_operators_pass_opcheck(rows):
     out = torch.empty((4, K), dtype=torch.int32)
     live = torch.tensor([2], dtype=torch.int32)
     text = torch_ops.encode_plan(ksieve.plan(rows=4, width=3000, k=K))
-    none, outputs = [None] * 6, {"out": out, "values_out": None, "raw_out": None, "workspace": None}
-    for args in ((scores, lengths, None, *none, K, None, ""), (scores, None, live, *none, K, text, "")):
-        torch.library.opcheck(torch.ops.ksieve.topk_options.default, args, outputs)
+    for plan, arrays in ((None, {"lengths": lengths}), (text, {"num_rows": live})):
+        checked(scores, plan, None, {"out": out}, **arrays)
 
 
 def test_compiled_lengths_of_64_bits_and_an_int_of_rows():
@@ -52,7 +61,7 @@ def test_compiled_lengths_of_64_bits_and_an_int_of_rows():
 
     same_sets(compiled(program)(scores, lengths), program(scores, lengths))
     windows = {"starts": torch.tensor([0, 5, 9, 1], dtype=torch.int32), "ends": lengths}
-    same_sets(compiled(lambda x: ksieve.topk(x, k=K, **windows))(scores), ksieve.topk(scores, k=K, **windows))
+    same_sets(compiled(lambda x: ask(x, k=K, **windows))(scores), ask(scores, k=K, **windows))
 
 
 @plans_traced
@@ -107,7 +116,7 @@ def test_a_compiled_program_fills_counts():
     x, table = torch.randn(4, 3000), torch.arange(400, 0, -1).int().view(4, 100)
 
     def program(x, counts):
-        return ksieve.topk(x * 2, k=K, block_table=table, deterministic=True, counts_out=counts)
+        return ask(x * 2, k=K, block_table=table, deterministic=True, counts=counts)
 
     counts, wanted = torch.zeros(4, dtype=torch.int32), torch.full((4,), 9, dtype=torch.int32)
     equal_answers(compiled(program)(x, counts), program(x, wanted))
@@ -117,12 +126,12 @@ def test_a_compiled_program_fills_counts():
 @plans_traced
 def test_a_plan_with_options_compiles_and_fills_the_callers_arrays(rows):
     scores, lengths = rows
-    options = ksieve.Options(order="value", values=True, tie_break="low", index_dtype="int64")
-    plan = ksieve.plan(rows=4, width=3000, k=K, options=options)
+    options = Options(order="value", values=True, tie_break="low", index_dtype="int64")
+    plan = plan_of(rows=4, width=3000, k=K, options=options)
     out, values = torch.full((4, K), -99), torch.empty((4, K))
 
     def program(x, lengths, out, values):
-        return ksieve.topk(x, lengths, plan=plan, out=out, values_out=values)
+        return ask(x, lengths, plan=plan, out=out, values=values)
 
     want = ksieve.topk(scores, lengths, plan=plan)
     equal_answers(compiled(program)(scores, lengths, out, values), want)
@@ -132,22 +141,15 @@ def test_a_plan_with_options_compiles_and_fills_the_callers_arrays(rows):
 def test_the_operator_with_options_passes_opcheck(rows):
     scores, lengths = rows
     starts, ends, table = vector(5, 0, 7, 9), vector(900, 800, 3, 3000), torch.arange(8, dtype=torch.int32).view(2, 4)
-    served = ksieve.Options(
-        windows="ends", order="value", values=True, raw=True, transform="pages", page_size=1024, next_n=2
-    )
-    text = torch_ops.json.dumps(torch_ops.asdict(served))
-    outs = {"out": torch.empty((4, K), dtype=torch.int32), "raw_out": torch.empty((4, K), dtype=torch.int32)}
-    outs |= {"values_out": torch.empty((4, K)), "workspace": None}
-    args = (scores, None, None, starts, ends[:2], None, table, None, None, K, None, text)
-    torch.library.opcheck(torch.ops.ksieve.topk_options.default, args, outs)
-    text = torch_ops.json.dumps(torch_ops.asdict(ksieve.Options(per_row_k=True, order="index")))
-    args = (scores.bfloat16(), lengths, vector(3), None, None, vector(1, 2, 3, 99), None, None, None, K, None, text)
-    outs |= {"values_out": None, "raw_out": None}
-    torch.library.opcheck(torch.ops.ksieve.topk_options.default, args, outs)
-    served = ksieve.Options(block_size=8, force_last=1, expand=8, tail=True, counts=True)
-    args = (scores, lengths, *(None,) * 7, K, None, torch_ops.json.dumps(torch_ops.asdict(served)))
-    outs |= {"out": torch.empty((4, 8 * K + 7), dtype=torch.int32), "tail": lengths, "counts_out": vector(0, 0, 0, 0)}
-    torch.library.opcheck(torch.ops.ksieve.topk_options.default, args, outs)
+    served = Options(windows="ends", order="value", values=True, raw=True, transform="pages", page_size=1024, next_n=2)
+    out, raw, values = (torch.empty((4, K), dtype=dtype) for dtype in (torch.int32, torch.int32, torch.float32))
+    outs = {"out": out, "values": values, "raw": raw}
+    checked(scores, None, served, outs, starts=starts, ends=ends[:2], page_table=table)
+    own = {"num_rows": vector(3), "ks": vector(1, 2, 3, 99), "lengths": lengths}
+    checked(scores.bfloat16(), None, Options(per_row_k=True, order="index"), {"out": out}, **own)
+    served = Options(block_size=8, force_last=1, expand=8, tail=True, counts=True)
+    outs = {"out": torch.empty((4, 8 * K + 7), dtype=torch.int32), "counts": vector(0, 0, 0, 0)}
+    checked(scores, None, served, outs, lengths=lengths, tail=lengths)
 
 
 @pytest.mark.parametrize(
@@ -156,14 +158,20 @@ def test_the_operator_with_options_passes_opcheck(rows):
         (lambda x, n: ksieve.topk(x.double(), n, k=K), "scores: got torch.float64"),
         (lambda x, n: ksieve.topk(x, n.short(), k=K), "lengths: got torch.int16"),
         (lambda x, n: ksieve.topk(x, n, k=K, sorted="best"), "sorted: got 'best'"),
-        (lambda x, n: ksieve.topk(x, n, k=K, ends=n), "ends: got an array together with lengths"),
+        (
+            lambda x, n: ksieve.topk(x, n, k=K, bounds=ksieve.RowBounds(ends=n)),
+            "ends: got an array together with lengths",
+        ),
         (lambda x, n: ksieve.topk(x, n, k=n), "max_k: got None"),
-        (lambda x, n: ksieve.topk(x, n, k=K, offsets=n.long()), "offsets: got torch.int64"),
-        (lambda x, n: ksieve.topk(x, n, k=K, values_out=x[:, :K].double()), "values_out: got torch.float64"),
+        (lambda x, n: ksieve.topk(x, n, k=K, transform=ksieve.Offsets(n.long())), "offsets: got torch.int64"),
+        (lambda x, n: ask(x, n, k=K, values=x[:, :K].double()), "values: got torch.float64"),
         (lambda x, n: ksieve.topk(x, n, k=K, smallest=True), "unexpected keyword argument"),
-        (lambda x, n: ksieve.topk(x, n, k=K, block_size=8, expand=4), "expand: got 4; takes 8"),
-        (lambda x, n: ksieve.topk(x, n, k=K, expand=4, tail=n.long()), "tail: got torch.int64"),
-        (lambda x, n: ksieve.topk(x, n, k=K, block_table=n), "block_table: got torch.int32 of 1 dimension"),
+        (lambda x, n: ksieve.topk(x, n, k=K, blocks=ksieve.Blocks(8, expand=4)), "expand: got 4; takes 8"),
+        (lambda x, n: ksieve.topk(x, n, k=K, blocks=ksieve.Blocks(expand=4, tail=n.long())), "tail: got torch.int64"),
+        (
+            lambda x, n: ksieve.topk(x, n, k=K, gathered=ksieve.SelectedBlocks(n)),
+            "block_table: got torch.int32 of 1 dimension",
+        ),
     ],
 )
 def test_bad_arguments_are_named_while_tracing(rows, change, message):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import ksieve
 from cases import CASES, DTYPES, FAMILIES, POLICIES, build, lengths_of, scores_of
+from flat_calls import ask
 from ksieve.backends.cpu import runner as cpu
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route
@@ -41,15 +42,15 @@ def make_plan(scores, k, policy, capacity=16_384, held=0, threads=1):
     return dataclasses.replace(plan, capacity=max(capacity, k), resident_width=held)
 
 
-def select(run, plan, scores, lengths, return_stats=True, pad=3):
+def select(run, plan, scores, lengths, stats=True, pad=3):
     """Run a backend into a poisoned output with `pad` guard columns; return indices and raw statistics."""
     rows, k = scores.shape[0], plan.problem.k
     buffer = np.full((rows, k + pad), CANARY, np.int32)
     lengths = np.full(rows, scores.shape[1], np.int32) if lengths is None else lengths
-    stats = run(plan, scores, lengths, buffer[:, :k], return_stats)
+    found = run(plan, scores, lengths, buffer[:, :k], stats)
     assert (buffer[:, k:] == CANARY).all(), "wrote past the end of a row of out"
-    assert (stats is None) == (not return_stats)
-    return buffer[:, :k], None if stats is None else stats.raw
+    assert (found is None) == (not stats)
+    return buffer[:, :k], None if found is None else found.raw
 
 
 def check(scores, lengths, k, policy, capacity=16_384, held=0):
@@ -60,7 +61,7 @@ def check(scores, lengths, k, policy, capacity=16_384, held=0):
     _, expected = select(cpu.run_reference, plan, scores, lengths)
     wrong = np.argwhere(raw != expected)
     assert wrong.size == 0, [(int(r), STATS_COLUMNS[c], int(raw[r, c]), int(expected[r, c])) for r, c in wrong[:5]]
-    silent, none = select(cpu.run, plan, scores, lengths, return_stats=False)
+    silent, none = select(cpu.run, plan, scores, lengths, stats=False)
     assert none is None
     np.testing.assert_array_equal(silent, indices)
     return ksieve.Stats(raw)
@@ -235,7 +236,7 @@ def test_thread_count_follows_the_environment(monkeypatch):
 
 OPTIONS = (
     {"sorted": True},
-    {"return_values": True, "return_raw": True, "index_dtype": "int64"},
+    {"values": True, "raw": True, "index_dtype": "int64"},
     {"page_table": np.arange(16 * 600, dtype=np.int32).reshape(16, 600), "page_size": 8},
     {"offsets": np.arange(16, dtype=np.int32), "deterministic": True},
 )
@@ -245,7 +246,7 @@ OPTIONS = (
 def test_no_row_is_finished_in_python(monkeypatch, number):
     """The model's finish holds the GIL, so that two threads took longer than one."""
     scores = np.random.default_rng(3).random((16, 4096), np.float32)
-    want = ksieve.topk(scores, k=20, backend="reference", **OPTIONS[number])
+    want = ask(scores, k=20, backend="reference", **OPTIONS[number])
     finished = []
     real = Finish._write
 
@@ -254,7 +255,7 @@ def test_no_row_is_finished_in_python(monkeypatch, number):
         real(self, rows, local)
 
     monkeypatch.setattr(Finish, "_write", write)
-    found = ksieve.topk(scores, k=20, backend="cpu", **OPTIONS[number])
+    found = ask(scores, k=20, backend="cpu", **OPTIONS[number])
     assert not finished
     for one, other in zip(*((a if isinstance(a, tuple) else (a,)) for a in (want, found)), strict=True):
         assert np.array_equal(np.sort(one, axis=1), np.sort(other, axis=1))

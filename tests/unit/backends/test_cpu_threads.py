@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 import ksieve
+from flat_calls import ask, plan_of
 from ksieve.backends.cpu import kernels, sharing
+from ksieve.core.options import Options
 
 main_thread_only = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
 
@@ -35,7 +37,7 @@ def run_script(text):
 def inputs(rows=64, width=4096, k=16, threads=2, **options):
     """Scores, a plan of some threads, and the answer in ascending order."""
     scores = np.random.default_rng(rows + k).random((rows, width), np.float32)
-    plan = replace(ksieve.plan(rows=rows, width=width, k=k, options=ksieve.Options(**options)), threads=threads)
+    plan = replace(plan_of(rows=rows, width=width, k=k, options=Options(**options)), threads=threads)
     return scores, plan, np.sort(np.argpartition(-scores, k, axis=1)[:, :k].astype(np.int32), axis=1)
 
 
@@ -72,7 +74,7 @@ def test_an_error_waits_for_helpers_that_have_begun(monkeypatch, error, options)
     gated = Gated(error())
     monkeypatch.setattr(kernels.select_rows, "_call", gated)
     with pytest.raises(error):
-        ksieve.topk(scores, plan=plan, **options)
+        ask(scores, plan=plan, **options)
     assert gated.left.is_set()
     monkeypatch.undo()
     assert exact(ksieve.topk(scores, plan=plan), want)

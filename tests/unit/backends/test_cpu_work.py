@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from flat_calls import ask
 from ksieve.backends.cpu import runner
 from ksieve.model import guess
 from ksieve_lab.bench import cpu_worst_rows
@@ -54,7 +55,7 @@ def test_no_answer_depends_on_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
         answers = []
         for seed in (0, 1, 2**62):
             monkeypatch.setattr(runner, "fresh_seed", lambda seed=seed: seed)
-            answers.append(ksieve.topk(scores, k=500, **options))
+            answers.append(ask(scores, k=500, **options))
         np.testing.assert_array_equal(answers[0], answers[1])
         np.testing.assert_array_equal(answers[0], answers[2])
 
@@ -115,8 +116,8 @@ for name, row in rows.items():
             counter[0] = 0
             answer = ksieve.topk(row, k=k, policy=policy, tie_break=tie_break)
             read = -(-int(counter[0]) // L)
-            again, stats = ksieve.topk(row, k=k, policy=policy, tie_break=tie_break, return_stats=True)
-            _, model = ksieve.topk(row, k=k, policy=policy, tie_break=tie_break, return_stats=True, backend="reference")
+            again, stats = ksieve.topk(row, k=k, policy=policy, tie_break=tie_break, stats=True)
+            _, model = ksieve.topk(row, k=k, policy=policy, tie_break=tie_break, stats=True, backend="reference")
             assert np.array_equal(answer, again)
             print(name, policy, tie_break, read, stats.scans[0], model.scans[0])
 """

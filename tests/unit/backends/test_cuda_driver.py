@@ -135,7 +135,7 @@ def test_split_call_with_a_workspace_and_statistics(stub):
     lines = stub(
         "plan = ksieve.plan(rows=3, width=262_144, k=512, device='cuda', family='stream_split')\n"
         "workspace = plan.workspace()\n"
-        "_, stats = select('stream_split', 262_144, workspace=workspace, return_stats=True)\n"
+        "_, stats = select('stream_split', 262_144, workspace=workspace, stats=True)\n"
         "print('route', stats.route[0])\n"
         "del workspace, plan"
     )

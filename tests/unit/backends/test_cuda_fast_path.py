@@ -16,13 +16,14 @@ torch = pytest.importorskip("torch")
 import ksieve  # noqa: E402
 from cases import OPTION_CASES, build_call, options_of  # noqa: E402
 from cuda_fakes import WORKSPACE, ZEROED, aligned_bytes, make_plan, plan_of, torch_backend  # noqa: E402
+from flat_calls import ask  # noqa: E402
 from ksieve import dispatch  # noqa: E402
 from ksieve.backends.cuda.runtime import launch  # noqa: E402
-from ksieve.core import arguments  # noqa: E402
 from ksieve.core import call as calls  # noqa: E402
 from ksieve.core.errors import WorkspaceError  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.core.problem import Device  # noqa: E402
+from ksieve.core.table import INPUTS, OUTPUTS  # noqa: E402
 from ksieve.planning.devices import DEVICES  # noqa: E402
 
 driver = pytest.fixture(torch_backend)
@@ -61,13 +62,13 @@ def fast_alone(*given, **options):
     """A call that the general path does not get to see."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calls, "parse", lambda *a, **k: pytest.fail("took the general path"))
-        return ksieve.topk(*given, **options)
+        return ask(*given, **options)
 
 
 def twice(*given, **options):
     """Make a call twice, the second time on its fast path, with the same answer."""
-    first = listed(ksieve.topk(*given, **options))
-    for name in ("out", "values_out"):
+    first = listed(ask(*given, **options))
+    for name in ("out", "values"):
         if options.get(name) is not None:
             options[name].fill_(-99)
     result = fast_alone(*given, **options)
@@ -101,7 +102,7 @@ def test_the_second_call_is_the_first_one(driver, number):
     positional = (scores, tensor.get("lengths"), k)
     plan = planned(rows, width, inputs.k, options)
     given |= {"plan": plan, "workspace": plan.workspace()}
-    first = listed(ksieve.topk(*positional, **given))
+    first = listed(ask(*positional, **given))
     table = given.get("page_table")
     fast = table is None or table.numel() > 0  # without pages it has no address
     assert len(dispatch._fast_paths) == fast
@@ -156,7 +157,7 @@ def test_calls_without_a_plan_have_fast_paths_by_their_options(driver, more, opt
     driver.asked = options
     twice(scores, None, K, out=out, **more)
     assert len(dispatch._fast_paths) == 1
-    ksieve.topk(scores, None, K, out=out, **dict(reversed(more.items())))
+    ask(scores, None, K, out=out, **dict(reversed(more.items())))
     assert len(dispatch._fast_paths) == min(len(more), 2)
 
 
@@ -205,8 +206,8 @@ def test_it_keeps_no_tensor(driver, plan):
 
 NAMES = [
     *("scores", "lengths", "num_rows", *"-" * 5, "out", "-", "-", "workspace", *"-" * 3),
-    *("starts", "k", "page_table", "row_to_request", "offsets", "values_out", "raw_out", *"-" * 9),
-    *("counts_out", "tail", "positions"),
+    *("starts", "k", "page_table", "row_to_request", "offsets", "values", "raw", *"-" * 9),
+    *("counts", "tail", "positions"),
 ]
 """Arguments whose addresses are fields of `Params` and `Options`."""
 
@@ -219,7 +220,7 @@ def test_every_address_lies_where_a_fast_path_writes_it():
             words = np.frombuffer(whole.pack(*[int(i == number) for i in range(count)]), np.uint64)
             assert words.nonzero()[0].tolist() == [launch.WORDS[name]], name
     assert launch.WORDS["block_table"] == launch.WORDS["positions"]
-    arrays_of_a_call = {*arguments.ARRAYS, *arguments.UNTRACED} - {"ends"}
+    arrays_of_a_call = {*INPUTS, *OUTPUTS} - {"lengths", "ends"}
     assert arrays_of_a_call < set(launch.WORDS), "a new array has an address too"
 
 
@@ -278,8 +279,8 @@ def ready(driver, plan):
             asked |= {
                 "starts": VECTOR.clone(), "ends": torch.full((ROWS,), 30, dtype=torch.int32), "index_base": "start",
                 "page_table": torch.arange(ROWS * WIDTH, dtype=torch.int32).reshape(ROWS, WIDTH),
-                "row_to_request": torch.arange(ROWS, dtype=torch.int32), "values_out": torch.zeros(ROWS, K),
-                "return_raw": True, "num_rows": torch.tensor([7], dtype=torch.int32),
+                "row_to_request": torch.arange(ROWS, dtype=torch.int32), "values": torch.zeros(ROWS, K),
+                "raw": True, "num_rows": torch.tensor([7], dtype=torch.int32),
                 "plan": planned(ROWS, WIDTH, K, driver.asked),
             }  # fmt: skip
             del asked["lengths"]
@@ -298,7 +299,7 @@ def assert_general(asked, changes, driver):
     launched = len(driver.launches)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyError, match="general"):
         patch.setattr(calls, "parse", general)
-        ksieve.topk(**{name: value for name, value in (asked | changes).items() if value is not None})
+        ask(**{name: value for name, value in (asked | changes).items() if value is not None})
     assert len(driver.launches) == launched, changes
 
 
@@ -321,7 +322,7 @@ ODD = {
 }
 ARRAYS = {
     "planned": ("scores", "lengths", "out", "workspace", "num_rows"),
-    "options": ("scores", "starts", "ends", "page_table", "row_to_request", "values_out", "out", "num_rows"),
+    "options": ("scores", "starts", "ends", "page_table", "row_to_request", "values", "out", "num_rows"),
 }
 
 
@@ -335,24 +336,24 @@ def test_other_facts_of_a_tensor_are_left_to_the_general_path(ready, driver, kin
 OUTPUT = SHARED[5 : 5 + ROWS * K].view(ROWS, K)
 CHANGES = {
     "plain": (
-        {"k": 5}, {"k": True}, {"k": np.int64(4)}, {"policy": "direct"}, {"policy": []}, {"return_stats": True},
+        {"k": 5}, {"k": True}, {"k": np.int64(4)}, {"policy": "direct"}, {"policy": []}, {"stats": True},
         {"backend": "cpu"}, {"largest": False}, {"largest": 0}, {"nan": "last"}, {"sorted": True},
         {"k": None, "max_k": K}, {"out": None}, {"num_rows": 3}, {"workspace": aligned_bytes(WORKSPACE)},
     ),
     "planned": (
-        {"plan": make_plan(index=-1)}, {"policy": "direct"}, {"return_stats": True},
+        {"plan": make_plan(index=-1)}, {"policy": "direct"}, {"stats": True},
         {"workspace": torch.from_numpy(aligned_bytes(WORKSPACE, 8))},
         {"out": OUTPUT, "scores": SHARED[8 : 8 + ROWS * WIDTH].view(torch.float32).view(ROWS, WIDTH)},
         {"out": OUTPUT, "lengths": SHARED[:ROWS]}, {"out": OUTPUT, "num_rows": SHARED[36:37]},
     ),
     "options": (
-        {"page_table": torch.zeros(ROWS, 0, dtype=torch.int32)}, {"index_base": "row"}, {"return_raw": 1},
+        {"page_table": torch.zeros(ROWS, 0, dtype=torch.int32)}, {"index_base": "row"}, {"raw": 1},
         {"sorted": True}, {"page_size": 1}, {"next_n": 1}, {"k": None, "max_k": K}, {"tail": VECTOR},
         {"lengths": VECTOR}, {"plan": None}, {"ends": None}, {"index_base": None}, {"row_to_request": None},
         {"out": OUTPUT, "starts": SHARED[7 : 7 + ROWS]}, {"out": OUTPUT, "num_rows": SHARED[5:6]},
         {"out": OUTPUT, "page_table": SHARED[: ROWS * WIDTH].view(ROWS, WIDTH)},
-        {"out": OUTPUT, "values_out": SHARED[36 : 36 + ROWS * K].view(torch.float32).view(ROWS, K)},
-        {"values_out": OUTPUT.view(torch.float32), "ends": SHARED[:ROWS]},
+        {"out": OUTPUT, "values": SHARED[36 : 36 + ROWS * K].view(torch.float32).view(ROWS, K)},
+        {"values": OUTPUT.view(torch.float32), "ends": SHARED[:ROWS]},
     ),
 }  # fmt: skip
 
@@ -393,9 +394,9 @@ def test_tensors_without_an_address_are_left_to_the_general_path(ready, driver):
 
 def test_new_arrays_of_a_call_are_its_own(ready):
     asked = ready("options")
-    del asked["out"], asked["values_out"]
-    ksieve.topk(**asked, return_values=True)
-    first, second = (fast_alone(**asked, return_values=True) for _ in range(2))
+    del asked["out"], asked["values"]
+    ask(**asked, values=True)
+    first, second = (fast_alone(**asked, values=True) for _ in range(2))
     assert [part.dtype for part in first] == [torch.int32, torch.float32, torch.int32]
     for one, two in zip(first, second, strict=True):
         assert one.shape == (ROWS, K) and one.data_ptr() != two.data_ptr() and torch.equal(one, two)

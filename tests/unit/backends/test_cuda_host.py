@@ -15,6 +15,7 @@ from conftest import cuda_devices
 
 import ksieve
 from cuda_fakes import WORKSPACE, ZEROED, FakeArray, aligned_bytes, fake_backend, make_plan
+from flat_calls import ask
 from ksieve.backends import cuda
 from ksieve.backends.cuda import arrays, call
 from ksieve.backends.cuda.jit import compile as compiler
@@ -50,7 +51,7 @@ def select(driver):
         plan = plan or make_plan(index=index)
         out = np.full((rows, plan.problem.k), -99, np.int32)
         lengths = None if lengths is None else FakeArray(lengths[:rows], index)
-        ksieve.topk(FakeArray(SCORES[:rows], index, stream), lengths, plan=plan, out=FakeArray(out, index), **more)
+        ask(FakeArray(SCORES[:rows], index, stream), lengths, plan=plan, out=FakeArray(out, index), **more)
         return out, driver.launches[-1]
 
     return call
@@ -186,7 +187,7 @@ def test_rows_dealt_by_length_take_several_launches(driver, select):
 
 
 def test_statistics_take_one_launch(driver, select):
-    select(banded_plan(), return_stats=True)
+    select(banded_plan(), stats=True)
     assert len(driver.launches) == 1 and not driver.launches[0]["overlap"]
     assert "KSIEVE_LENGTH_BIN" not in dict(spec.kernel_spec(banded_plan(), stats=True).defines)
 
@@ -197,9 +198,7 @@ def test_statistics_take_one_launch(driver, select):
 def test_stats_come_from_their_own_specialisation(driver):
     out = FakeArray(np.full((8, 4), -99, np.int32))
     live = FakeArray(np.array(6, np.int32))
-    result, stats = ksieve.topk(
-        FakeArray(SCORES), FakeArray(LENGTHS), plan=make_plan(), out=out, num_rows=live, return_stats=True
-    )
+    result, stats = ask(FakeArray(SCORES), FakeArray(LENGTHS), plan=make_plan(), out=out, num_rows=live, stats=True)
     assert result is out and len(stats) == 6
     want = reference.select(SCORES[:6], LENGTHS[:6], 4, policy=None)[1]
     np.testing.assert_array_equal(stats.raw, want.raw)
@@ -319,8 +318,8 @@ def test_a_capture_neither_allocates_a_workspace_nor_waits_for_statistics(driver
     driver.capturing.add(9)
     with pytest.raises(BackendError, match=r"pass workspace=plan\.workspace\(\), made outside the capture"):
         select(plan, stream=9)
-    with pytest.raises(BackendError, match="return_stats"):
-        select(plan, stream=9, return_stats=True)
+    with pytest.raises(BackendError, match="stats"):
+        select(plan, stream=9, stats=True)
     workspace = plan.workspace()
     fills = len(driver.fills)
     select(plan, stream=9, workspace=workspace)
@@ -516,5 +515,5 @@ def test_an_interrupt_behind_the_launch_waits_where_nothing_else_does(driver, st
     driver.waits.clear()
     with pytest.raises(KeyboardInterrupt):
         asked = calls.parse(kind(SCORES), kind(LENGTHS), 4, out=kind(np.full((8, 4), -99, np.int32)))
-        cuda.run(plan, asked, workspace=workspace, return_stats=stats)
+        cuda.run(plan, asked, workspace=workspace, stats=stats)
     assert len(driver.launches) == 1 and driver.waits == [0]

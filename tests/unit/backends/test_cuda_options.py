@@ -10,12 +10,14 @@ import pytest
 import ksieve
 from cases import OPTION_CASES, build_call, options_of
 from cuda_fakes import FakeArray, fake_backend, make_plan, plan_of
-from ksieve import Options
+from flat_calls import ask
+from ksieve import dispatch
 from ksieve.backends.cuda import arrays, call
 from ksieve.backends.cuda.jit import build, cache, spec
 from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.runtime import launch
 from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.options import Options
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 from ksieve_lab.oracle import assert_exact, assert_served
@@ -43,8 +45,8 @@ def test_pairwise(driver, number, stats):
     options = driver.asked = options_of(inputs.k, asked)
     index = np.dtype(options.index_dtype)
     outputs = {"out": np.full((rows, inputs.k), 77, index)}
-    outputs |= {"values_out": np.full((rows, inputs.k), 77, np.float32)} if options.values else {}
-    outputs |= {"raw_out": np.full((rows, inputs.k + 2), 77, index)[:, : inputs.k]} if options.raw else {}
+    outputs |= {"values": np.full((rows, inputs.k), 77, np.float32)} if options.values else {}
+    outputs |= {"raw": np.full((rows, inputs.k + 2), 77, index)[:, : inputs.k]} if options.raw else {}
     given = {n: v for n, v in asked.items() if n not in ("lengths", "ks", "live", *outputs)}
     given |= {n: FakeArray(v) for n, v in given.items() if isinstance(v, np.ndarray)}
     given |= {n: FakeArray(v) for n, v in outputs.items()}
@@ -55,15 +57,15 @@ def test_pairwise(driver, number, stats):
         given["num_rows"] = FakeArray(np.array([asked["live"]], np.int32))
     lengths = FakeArray(asked["lengths"]) if "lengths" in asked else None
     plan = plan_of(rows, width, inputs.k, options)
-    result = ksieve.topk(FakeArray(inputs.scores), lengths, k, plan=plan, return_stats=stats, **given)
+    result = ask(FakeArray(inputs.scores), lengths, k, plan=plan, stats=stats, **given)
     (seen,) = driver.launches
     assert (seen["options"] is not None) == spec.extended(plan)
     parts = list(result) if isinstance(result, tuple) else [result]
-    expected = [given["out"], *(given[n] for n in ("values_out", "raw_out") if n in given)]
+    expected = [given["out"], *(given[n] for n in ("values", "raw") if n in outputs)]
     assert all(a is b for a, b in zip(parts, expected, strict=False)) and len(parts) == len(expected) + stats
     if stats:
         assert len(parts[-1].raw) == asked.get("live", rows)
-    answer = {"indices": outputs["out"], "values": outputs.get("values_out"), "raw": outputs.get("raw_out")}
+    answer = {"indices": outputs["out"], "values": outputs.get("values"), "raw": outputs.get("raw")}
     assert_served(inputs.scores, inputs.k, asked, answer)
 
 
@@ -72,7 +74,11 @@ def test_a_page_table_without_entries_is_still_one(driver):
     out = FakeArray(np.full((2, 3), 77, np.int32))
     table = FakeArray(np.zeros((2, 0), np.int32))
     ksieve.topk(
-        FakeArray(np.ones((2, 9), np.float32)), k=3, plan=plan_of(2, 9, 3, driver.asked), page_table=table, out=out
+        FakeArray(np.ones((2, 9), np.float32)),
+        k=3,
+        plan=plan_of(2, 9, 3, driver.asked),
+        transform=ksieve.PageTable(table),
+        out=out,
     )
     assert driver.launches[0]["options"]["flags"] == 2 | 16 and (out.array == -1).all()
 
@@ -83,7 +89,7 @@ def test_overlap_is_a_launch_attribute_from_hopper_on(driver, monkeypatch, famil
     monkeypatch.setattr(driver, "device_info", lambda index: DEVICES[name])
     plan = replace(plan_of(4, 64, 4, Options(overlap=True), family), device=DEVICES[name])
     out = FakeArray(np.zeros((4, 4), np.int32))
-    ksieve.topk(FakeArray(np.ones((4, 64), np.float32)), plan=plan, out=out, overlap=True)
+    ask(FakeArray(np.ones((4, 64), np.float32)), plan=plan, out=out)
     (seen,) = driver.launches
     assert seen["overlap"] == (name == "h200")
     assert seen["options"] is None, "an overlapping call is a plain one otherwise"
@@ -92,18 +98,18 @@ def test_overlap_is_a_launch_attribute_from_hopper_on(driver, monkeypatch, famil
 
 def test_outputs_that_cannot_be_made_have_to_be_brought(driver):
     scores, out = FakeArray(np.ones((4, 64), np.float32)), FakeArray(np.zeros((4, 4), np.int32))
-    with pytest.raises(ArgumentError, match=r"values_out: got None; takes a float32 array of shape \(rows, k\)"):
-        ksieve.topk(scores, plan=plan_of(4, 64, 4, Options(values=True)), out=out, return_values=True)
-    with pytest.raises(ArgumentError, match=r"raw_out: got None; takes an int32 array of shape \(rows, k\)"):
-        ksieve.topk(scores, plan=plan_of(4, 64, 4, Options(raw=True)), out=out, return_raw=True)
+    with pytest.raises(ArgumentError, match=r"values: got None; takes a float32 array of shape \(rows, k\)"):
+        ask(scores, plan=plan_of(4, 64, 4, Options(values=True)), out=out, values=True)
+    with pytest.raises(ArgumentError, match=r"raw: got None; takes an int32 array of shape \(rows, k\)"):
+        ask(scores, plan=plan_of(4, 64, 4, Options(raw=True)), out=out, raw=True)
     assert not driver.launches
 
 
 def test_no_rows_need_no_launch(driver):
     out, values, raw = (FakeArray(np.zeros((0, 4), dtype)) for dtype in (np.int32, np.float32, np.int32))
     plan = plan_of(4, 64, 4, Options(values=True, raw=True))
-    given = {"out": out, "values_out": values, "raw_out": raw, "return_stats": True}
-    result = ksieve.topk(FakeArray(np.zeros((0, 64), np.float32)), plan=plan, **given)
+    given = {"out": out, "values": values, "raw": raw, "stats": True}
+    result = ask(FakeArray(np.zeros((0, 64), np.float32)), plan=plan, **given)
     assert len(result) == 4 and result[3].raw.shape == (0, 16) and not driver.launches
 
 
@@ -114,7 +120,7 @@ def test_plain_plans_are_what_they_were():
     plain = ksieve.plan(rows=128, width=131_072, k=2048, device=H200)
     assert memory.sort_bytes(plain.problem) == memory.sort_slots(plain) == 0
     for options in (Options(overlap=True), Options(windows="ends"), Options(values=True), Options(tie_break="low")):
-        made = ksieve.plan(rows=128, width=131_072, k=2048, device=H200, options=options)
+        made = dispatch.plan_of(rows=128, width=131_072, k=2048, device=H200, options=options)
         assert replace(made, problem=plain.problem) == plain
 
 
@@ -147,7 +153,7 @@ def topk(scores, lengths=None, k=4, shape=(6,), options=None, **more):
     """Call with a plan that needs no planner, and return the host memory of the outputs."""
     out = np.full((*shape, k), 77, np.int32)
     plan = plan_of(8, 64, k, options) if options else make_plan(8, 64, k)
-    result = ksieve.topk(FakeArray(scores), lengths, plan=plan, out=FakeArray(out), **more)
+    result = ask(FakeArray(scores), lengths, plan=plan, out=FakeArray(out), **more)
     return out, result
 
 
@@ -165,7 +171,7 @@ def test_the_planner_plans_for_pitch_0_as_for_dense_rows():
     for device in DEVICES.values():
         for rows, width, k in ((1000, 2000, 64), (8, 200_000, 2048)):
             asked = {"rows": rows, "width": width, "k": k, "device": device}
-            dense, same = ksieve.plan(**asked), ksieve.plan(**asked, pitch=0)
+            dense, same = dispatch.plan_of(**asked), dispatch.plan_of(**asked, pitch=0)
             assert replace(same, problem=dense.problem) == dense and same.problem.pitch == 0
 
 
@@ -180,9 +186,7 @@ def test_leading_dimensions_are_rows_of_the_kernel(driver, leading):
     assert_exact(SCORES[:rows], lengths, 4, out.reshape(rows, 4))
     driver.asked = TABLED
     values = np.full((*leading, 6), 77, np.float32)[..., :4]
-    out, _ = topk(
-        scores, FakeArray(lengths.reshape(leading)), shape=leading, options=TABLED, values_out=FakeArray(values)
-    )
+    out, _ = topk(scores, FakeArray(lengths.reshape(leading)), shape=leading, options=TABLED, values=FakeArray(values))
     assert driver.launches[-1]["options"]["values_pitch"] == (6 if rows > 1 else 4)
     call = {"lengths": lengths, "sorted": True, "tie_break": "low"}
     answer = {"indices": out.reshape(rows, 4), "values": np.ascontiguousarray(values).reshape(rows, 4)}
@@ -198,7 +202,7 @@ def test_new_arrays_have_the_leading_shape(driver, monkeypatch):
 
     monkeypatch.setattr(arrays, "new", new)
     driver.asked = TABLED
-    indices, values = ksieve.topk(FakeArray(SCORES.reshape(2, 3, 64)), plan=plan_of(8, 64, 4, TABLED))
+    indices, values = ask(FakeArray(SCORES.reshape(2, 3, 64)), plan=plan_of(8, 64, 4, TABLED), values=True)
     assert made == [((2, 3, 4), "int32"), ((2, 3, 4), "float32")]
     answer = {"indices": indices.array.reshape(6, 4), "values": values.array.reshape(6, 4)}
     assert_served(SCORES, 4, {"sorted": True, "tie_break": "low"}, answer)
@@ -218,7 +222,7 @@ def test_an_int_num_rows_becomes_an_array_where_it_matters(driver, monkeypatch):
         topk(SCORES, num_rows=2)
     monkeypatch.setattr(arrays, "new", number)
     for count in (2, 0, -3, np.int64(5)):
-        out, (_, stats) = topk(SCORES, num_rows=count, return_stats=True)
+        out, (_, stats) = topk(SCORES, num_rows=count, stats=True)
         live = max(int(count), 0)
         assert driver.launches[-1]["num_rows"] == made[-1].array.ctypes.data and len(stats) == live
         assert_exact(SCORES[:live], None, 4, out[:live])
@@ -229,10 +233,10 @@ def test_no_slots_launch_nothing(driver):
     out = FakeArray(np.zeros((6, 0), np.int32))
     assert ksieve.topk(FakeArray(SCORES), k=0, out=out) is out
     live = FakeArray(np.array([4], np.int32))
-    _, stats = ksieve.topk(FakeArray(SCORES, stream=5), k=0, out=out, num_rows=live, return_stats=True)
+    _, stats = ask(FakeArray(SCORES, stream=5), k=0, out=out, num_rows=live, stats=True)
     assert len(stats) == 4 and driver.waits == [5] and not driver.launches and not driver.loads
     driver.capturing.add(5)
-    with pytest.raises(BackendError, match="return_stats"):
-        ksieve.topk(FakeArray(SCORES, stream=5), k=0, out=out, num_rows=live, return_stats=True)
+    with pytest.raises(BackendError, match="stats"):
+        ask(FakeArray(SCORES, stream=5), k=0, out=out, num_rows=live, stats=True)
     with pytest.raises(ArgumentError, match=r"^lengths: "):
         ksieve.topk(FakeArray(SCORES), FakeArray(np.zeros(5, np.int32)), 0, out=out)

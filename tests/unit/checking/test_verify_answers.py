@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from answers import RANKINGS, VALUES, random_row
-from ksieve import verify
+from flat_calls import verified
 from ksieve.checking.verdict import Reason
 from verdicts import on_torch, same
 
-CHECKS = [verify, on_torch]
+CHECKS = [verified, on_torch]
 ORDERS = (False, "index", "value")
 TIE_BREAKS = (None, "low", "high")
 
@@ -42,7 +42,7 @@ def check_all(row, before=0):
     # The finding of every kind of fault can be written, for the first answer that has it.
     for reason in sorted(set(wanted) - {"exact"}):
         at = wanted.index(reason)
-        finding = verify(
+        finding = verified(
             scores[:1], lengths[:1], answers[at : at + 1], **arguments | {n: arguments[n][:1] for n in ("k", "starts")}
         ).first
         assert str(finding) and finding.as_dict()["reason"] == reason

@@ -7,12 +7,14 @@ import math
 import numpy as np
 import pytest
 
+import ksieve
 from cases import scores_of
-from ksieve import ArgumentError, topk, verify
+from flat_calls import ask, verified
+from ksieve import ArgumentError, verify
 from ksieve.checking.verdict import Reason
 from verdicts import Source, on_torch, same
 
-CHECKS = [verify, on_torch]
+CHECKS = [verified, on_torch]
 
 
 def int32(*values):
@@ -40,8 +42,8 @@ def test_no_length_wraps(check):
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32, np.int64])
 def test_vectors_of_any_integer_dtype(dtype):
     vectors = {name: np.full(4, n, dtype) for name, n in (("starts", 1), ("ends", 5), ("k", 1))}
-    assert verify(TENS, None, np.array([[1, -1]] * 4), num_rows=dtype(4), **vectors)
-    assert verify(TENS, None, np.array([[1, -1]] * 4), num_rows=np.array([4], dtype), **vectors)
+    assert verified(TENS, None, np.array([[1, -1]] * 4), num_rows=dtype(4), **vectors)
+    assert verified(TENS, None, np.array([[1, -1]] * 4), num_rows=np.array([4], dtype), **vectors)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -85,7 +87,7 @@ def test_rows_that_are_not_live(check, live):
 
 def test_none_is_no_option():
     absent = dict.fromkeys(("starts", "ends", "index_base", "next_n", "num_rows", "largest", "nan", "sorted"))
-    same(verify(TENS, None, TENS[:, :2].astype(int)), verify(TENS, None, TENS[:, :2].astype(int), **absent))
+    same(verify(TENS, None, TENS[:, :2].astype(int)), verified(TENS, None, TENS[:, :2].astype(int), **absent))
 
 
 MESSAGES = [
@@ -127,7 +129,7 @@ MESSAGES = [
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(("options", "slots", "reason", "text"), MESSAGES)
 def test_messages(options, slots, reason, text, check):
-    answer = topk(TENS, backend="reference", **{"k": 2} | options | ({"max_k": 2} if "k" in options else {}))
+    answer = ask(TENS, backend="reference", **{"k": 2} | options | ({"max_k": 2} if "k" in options else {}))
     assert check(TENS, None, answer, **options)
     for slot, value in slots.items():
         answer[0, slot] = value
@@ -190,7 +192,7 @@ def test_any_rank(check, leading):
     scores = rng.integers(0, 9, (*leading, 8)).astype(np.float32)
     starts, lengths, ks = (np.asarray(rng.integers(0, 5, leading), np.int32) for _ in range(3))
     call = {"starts": starts, "k": ks} if leading else {"starts": starts, "k": 3}
-    answer = topk(scores, lengths, backend="reference", **call | ({"max_k": 3} if leading else {}))
+    answer = ask(scores, lengths, backend="reference", **call | ({"max_k": 3} if leading else {}))
     verdict = check(scores, lengths, answer, **call)
     assert verdict and verdict.rows == math.prod(leading)
     if answer.size:
@@ -227,7 +229,7 @@ def test_more_than_two_leading_strides_are_refused(library):
 def test_lengths_of_requests_of_any_rank(shape):
     scores = np.arange(2 * 3 * 10, dtype=np.float32).reshape(2, 3, 10)
     answer = np.array([[[2], [3], [4]], [[-1], [0], [1]]])
-    assert verify(scores, int32(5, 2).reshape(shape), answer, next_n=3)
+    assert verify(scores, int32(5, 2).reshape(shape), answer, bounds=ksieve.RowBounds(next_n=3))
 
 
 # ---- sources ---------------------------------------------------------------------------------------------
@@ -240,12 +242,12 @@ def test_sources_take_every_option(block_bytes):
     starts, ends, ks = (rng.integers(0, most, n).astype(np.int32) for most, n in ((20, 12), (41, 4), (5, 12)))
     call = {"starts": starts, "ends": ends, "next_n": 3, "k": ks, "num_rows": 9, "largest": False, "sorted": True,
             "tie_break": "high"}  # fmt: skip
-    answer, done = topk(scores, max_k=4, backend="reference", **call), []
+    answer, done = ask(scores, max_k=4, backend="reference", **call), []
     source = Source(scores, np.full(12, 7))
-    assert verify(source, None, answer, block_bytes=block_bytes, progress=done.append, **call)
+    assert verified(source, None, answer, block_bytes=block_bytes, progress=done.append, **call)
     assert done[-1] == 12 and done == sorted(done)
     answer[4] = answer[5]
-    same(verify(source, None, answer, block_bytes=block_bytes, **call), verify(scores, None, answer, **call))
+    same(verified(source, None, answer, block_bytes=block_bytes, **call), verified(scores, None, answer, **call))
 
 
 def test_rows_of_a_source_that_are_not_live_are_not_read():
@@ -258,10 +260,10 @@ def test_rows_of_a_source_that_are_not_live_are_not_read():
 
 def test_the_lengths_of_a_source():
     source = Source(TENS, np.array([2, 2, 2, 2]))
-    assert verify(source, None, np.array([[3, 4]] * 4), starts=int32(3, 3, 3, 3))
-    assert verify(source, None, np.array([[0, 1]] * 4), ends=int32(9, 9, 9, 9))
+    assert verify(source, None, np.array([[3, 4]] * 4), bounds=ksieve.RowBounds(starts=int32(3, 3, 3, 3)))
+    assert verify(source, None, np.array([[0, 1]] * 4), bounds=ksieve.RowBounds(ends=int32(9, 9, 9, 9)))
     with pytest.raises(ArgumentError) as error:
-        verify(source, None, np.array([[0, 1]] * 4), next_n=2)
+        verify(source, None, np.array([[0, 1]] * 4), bounds=ksieve.RowBounds(next_n=2))
     assert str(error.value) == (
         "lengths: got those of the source, one for each row; takes an array of one for each request"
     )
@@ -307,5 +309,5 @@ def test_the_lengths_of_a_source():
 def test_bad_options(change, message):
     arguments = {"scores": TENS, "indices": np.array([[0, 1]] * 4), **change}
     with pytest.raises(ArgumentError) as error:
-        verify(**arguments)
+        verified(**arguments)
     assert str(error.value) == message

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import ksieve
+from flat_calls import ask, plan_of
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.files import stream
 from ksieve.planning.devices import DEVICES
@@ -70,7 +71,7 @@ def test_statistics_equal_the_api_call(run, capture, matrix, tmp_path, suffix):
     path = tmp_path / f"stats{suffix}"
     ran = run("select", capture, "--stats-out", path, "--policy", "paper-64", "--backend", "cpu")
     assert ran.code == 0
-    _, expected = ksieve.topk(matrix, LENGTHS, k=K, policy="paper-64", return_stats=True)
+    _, expected = ask(matrix, LENGTHS, k=K, policy="paper-64", stats=True)
     if suffix == ".npy":
         np.testing.assert_array_equal(np.load(path), expected.raw)
     else:
@@ -107,7 +108,7 @@ def test_blocks_smaller_than_the_capture_give_the_same_sets(capture, matrix):
     assert seen == [0, 3, 6, 8]
     assert ksieve.verify(matrix, LENGTHS, np.concatenate([p for _, p in parts])).ok
     assert isinstance(result.stats, Stats)
-    expected = [ksieve.topk(matrix[b : b + 3], LENGTHS[b : b + 3], k=K, return_stats=True)[1].raw for b in (0, 3, 6)]
+    expected = [ask(matrix[b : b + 3], LENGTHS[b : b + 3], k=K, stats=True)[1].raw for b in (0, 3, 6)]
     np.testing.assert_array_equal(result.stats.raw, np.concatenate(expected))
 
 
@@ -215,7 +216,7 @@ def test_plan_prints_the_api_plan(run, device):
     """Also of a GPU that is not here."""
     asked = {"rows": 512, "width": 70_000, "k": 33, "dtype": "float16", "policy": "direct", "device": device}
     ran = run("plan", *(word for name, value in asked.items() for word in (f"--{name}", value)))
-    assert (ran.code, ran.out.strip()) == (0, str(ksieve.plan(**asked)))
+    assert (ran.code, ran.out.strip()) == (0, str(plan_of(**asked)))
 
 
 # ---- demo ------------------------------------------------------------------------------------------------

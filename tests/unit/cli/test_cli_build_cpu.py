@@ -20,21 +20,25 @@ CALLS = """
 import logging, sys
 import numpy as np
 import ksieve
+from ksieve import Blocks
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 rng = np.random.default_rng(1)
 scores = rng.standard_normal((3, 5000), dtype=np.float32)
 lengths = np.array([5000, 100, 0], np.int32)
 positions = np.tile(np.arange(5000, dtype=np.int32), (3, 1))
 for matrix in (scores, scores.astype(np.float16), scores[:, 1:]):
-    for options in ({}, {"sorted": True}, {"return_values": True, "tie_break": "low"}, {"policy": "direct"}):
-        ksieve.topk(matrix, lengths, k=64, **options)
-ksieve.topk(scores, lengths, k=64, return_stats=True)
-ksieve.topk(scores, lengths, k=64, largest=False, positions=positions)
+    direct = ksieve.plan(matrix, lengths, 64, policy="direct")
+    for options in ({}, {"sorted": True}, {"values": True, "tie_break": "low"}, {"plan": direct}):
+        ksieve.select(matrix, lengths, k=64, **options)
+ksieve.select(scores, lengths, k=64, stats=True)
+ksieve.topk(scores, lengths, k=64, largest=False, gathered=ksieve.Positions(positions))
+windows = ksieve.RowBounds(lengths, index_base="start")
 for matrix in (scores, scores.astype(np.float16), scores[:, 1:]):
-    for options in ({}, {"force_first": 1, "expand": True}, {"expand": True, "tail": lengths, "return_values": True}):
-        ksieve.topk(matrix, lengths, k=64, block_size=4, **options)
-        ksieve.topk(matrix, lengths, k=64, starts=lengths, index_base="start", block_size=5, num_rows=2)
-ksieve.topk(scores, lengths, k=np.full(3, 5, np.int32), max_k=9, positions=positions, force_last=2, expand=2)
+    for blocks in (Blocks(4), Blocks(4, force_first=1, expand=4), Blocks(4, expand=4, tail=lengths)):
+        ksieve.select(matrix, lengths, k=64, blocks=blocks, values=True)
+        ksieve.topk(matrix, lengths, k=64, bounds=windows, blocks=Blocks(5), num_rows=2)
+pools = Blocks(force_last=2, expand=2)
+ksieve.topk(scores, lengths, np.full(3, 5, np.int32), max_k=9, gathered=ksieve.Positions(positions), blocks=pools)
 """
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ksieve
+from flat_calls import ask
 from ksieve_lab import demo
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.cli.app import tree
@@ -24,7 +24,7 @@ def there(tmp_path, monkeypatch):
     with CaptureWriter(tmp_path / "s.safetensors", ROWS, WIDTH, k=K, metadata={"title": "é\x1b[31m", "rows": "9"}) as w:
         w.write(scores, np.array([WIDTH, WIDTH, 30_000, -3], np.int32))
     # With statistics, so that no command below is the first to compile what counts them, and says so.
-    indices, _ = ksieve.topk(scores, np.array([WIDTH, WIDTH, 30_000, -3], np.int32), k=K, return_stats=True)
+    indices, _ = ask(scores, np.array([WIDTH, WIDTH, 30_000, -3], np.int32), k=K, stats=True)
     np.save(tmp_path / "i.npy", indices)
     indices[1, 0] = indices[1, 1]
     np.save(tmp_path / "wrong.npy", indices)

@@ -14,12 +14,13 @@ from conftest import ROOT, cuda_devices
 from typer.testing import CliRunner
 
 from cuda_fakes import fake_backend
-from ksieve import api, doctor, self_test
+from ksieve import dispatch, doctor, self_test
 from ksieve.backends.cuda.jit.bundle import write as write_bundle
 from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources
 from ksieve.backends.cuda.jit.spec import KernelSpec
 from ksieve.cli import doctor as command
 from ksieve.core.errors import BackendError
+from ksieve.core.selection import Selection
 from ksieve.doctor import Cache, Driver, Gpu, Made, Report
 from ksieve.model import reference
 from ksieve.planning import tuned
@@ -115,13 +116,13 @@ def test_the_self_test_verifies(backend):
 
 
 def test_the_self_test_notices_a_wrong_answer(monkeypatch):
-    def topk(scores, lengths, k, *, backend):
+    def select(scores, lengths, k, *, backend):
         indices, _ = reference.select(scores, lengths, k, policy=None)
         worst = int(np.argmin(np.where(np.isnan(scores[0]), np.inf, scores[0])))
         indices[0, 0] = worst
-        return indices
+        return Selection(indices)
 
-    monkeypatch.setattr(api, "topk", topk)
+    monkeypatch.setattr(dispatch, "select", select)
     found = self_test.run("cpu")
     assert (found.ran, found.exact) == (True, False)
     assert "row 0" in found.problem
@@ -129,10 +130,10 @@ def test_the_self_test_notices_a_wrong_answer(monkeypatch):
 
 @pytest.mark.parametrize("error", [BackendError("no\n driver"), ImportError("Numba needs NumPy 2.3 or less")])
 def test_what_a_backend_raises_is_a_finding(monkeypatch, error):
-    def topk(*_, **__):
+    def select(*_, **__):
         raise error
 
-    monkeypatch.setattr(api, "topk", topk)
+    monkeypatch.setattr(dispatch, "select", select)
     found = self_test.run("cpu")
     assert (found.ran, found.exact) == (False, False)
     assert found.problem in ("no driver", "ImportError: Numba needs NumPy 2.3 or less")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from flat_calls import ask, plan_of
 from ksieve.core.call import parse
 from ksieve.core.dlpack import _DLTensor
 from ksieve.core.errors import ArgumentError, KsieveError
@@ -111,7 +112,7 @@ def test_dlpack_byte_offset():
 
 
 def planned(**changes):
-    return ksieve.plan(**{"rows": 8, "width": 64, "k": K} | changes)
+    return plan_of(**{"rows": 8, "width": 64, "k": K} | changes)
 
 
 OUT = np.zeros((ROWS, K), np.int32)
@@ -193,17 +194,13 @@ REFUSED = [
     ({"plan": planned(width=49)}, "plan: got width 50; takes at most the planned 49"),
     ({"plan": planned(dtype="float16")}, "plan: got scores of dtype float32; takes dtype float16"),
     ({"plan": planned(), "k": 6}, "k: got 6; takes 5, the plan's k, or nothing"),
-    (
-        {"plan": planned(), "policy": "paper-64"},
-        "policy: got 'paper-64'; takes nothing when plan is given: the plan holds one",
-    ),
 ]
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message.partition(";")[0] for _, message in REFUSED])
 def test_what_a_call_refuses(call, message):
     with pytest.raises(ArgumentError) as error:
-        ksieve.topk(**{"scores": SCORES, "k": K} | call)
+        ask(**{"scores": SCORES, "k": K} | call)
     assert str(error.value) == message
     assert isinstance(error.value, (ValueError, KsieveError))
     assert error.value.argument == message.split(":")[0]
@@ -229,9 +226,9 @@ def test_what_a_plan_refuses(options, message):
 def test_a_plan_is_made_for_a_gpu_by_name():
     shape = {"rows": 64, "width": 131_072, "k": 2048}
     for name, device in DEVICES.items():
-        assert ksieve.plan(**shape, device=name) == ksieve.plan(**shape, device=device)
+        assert plan_of(**shape, device=name) == plan_of(**shape, device=device)
         assert f'"{name}"' in ksieve.plan.__doc__
-    assert ksieve.plan(**shape, device="H200").device.name == "NVIDIA H200"
+    assert plan_of(**shape, device="H200").device.name == "NVIDIA H200"
 
 
 def test_plans_for_a_cpu_sample_wide_rows_alone():

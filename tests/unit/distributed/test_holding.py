@@ -9,6 +9,7 @@ import ksieve
 import ksieve.distributed as ranks
 import ksieve_lab
 from cases import scores_of
+from flat_calls import ask
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 
@@ -23,7 +24,7 @@ def gathered(scores, layout, widths, k, ties):
     for rank, width in enumerate(widths):
         places = torch.from_numpy(layout.positions(np.arange(width), rank, widths))
         local = torch.from_numpy(scores)[:, places].contiguous()
-        ids, values = ksieve.topk(local, k=k, tie_break=ties, return_values=True)
+        ids, values = ask(local, k=k, tie_break=ties, values=True)
         positions = places[ids.clamp(min=0).long()] if width else ids
         pairs.append((values, torch.where(ids < 0, -1, positions).int()))
     return (torch.cat(part, 1) for part in zip(*pairs, strict=True))
@@ -36,7 +37,7 @@ def test_each_rank_keeps_what_the_protocol_gives_it(layout, ties):
     scores = scores_of("few_values", rows, sum(UNEVEN), k)
     widths = UNEVEN if layout == ranks.Contiguous() else layout.widths(sum(UNEVEN), 3)
     values, positions = gathered(scores, layout, widths, k, ties)
-    everywhere = ksieve.topk(values, k=k, positions=positions, tie_break=ties)
+    everywhere = ksieve.topk(values, k=k, gathered=ksieve.Positions(positions), tie_break=ties)
     right = ksieve_lab.simulate(
         scores, k=k, world=3, layout=layout, widths=widths, options=Options(tie_break=ties)
     ).owned
@@ -47,7 +48,7 @@ def test_each_rank_keeps_what_the_protocol_gives_it(layout, ties):
         call = {"layout": layout, "rank": rank, "widths": widths}
         found, counts = ranks.owned(everywhere, **call)
         local, _ = ranks.owned(everywhere.long(), **call, index_base="shard")
-        pages, _ = ranks.owned(everywhere[:4], **call, page_table=table, page_size=4, next_n=2)
+        pages, _ = ranks.owned(everywhere[:4], **call, transform=ksieve.PageTable(table, 4), next_n=2)
         assert found.dtype is local.dtype is pages.dtype is counts.dtype is torch.int32
         for r, own in enumerate(right[rank]):
             rest = [-1] * (k - len(own))
@@ -78,7 +79,7 @@ def test_positions_that_no_rank_holds_are_left_out():
         ({"layout": "rows"}, "layout: got 'rows'"),
         ({"index_base": "start"}, "index_base: got 'start'; takes one of 'row', 'shard'"),
         ({"next_n": 2}, "next_n: got 2; takes a divisor of the 1 rows"),
-        ({"page_size": 4}, "page_size: got a value without page_table"),
+        ({"transform": ksieve.Offsets(1)}, "transform: got ksieve.Offsets; takes a ksieve.PageTable of this rank"),
     ],
     ids=lambda case: str(case) if isinstance(case, str) else next(iter(case)),
 )

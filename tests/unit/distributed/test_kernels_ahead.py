@@ -14,6 +14,7 @@ from ksieve import dispatch  # noqa: E402
 from ksieve.backends.cuda import ranks as kernels  # noqa: E402
 from ksieve.backends.cuda.jit.spec import compiled_options  # noqa: E402
 from ksieve.core import call as calls  # noqa: E402
+from ksieve.core.groups import flat  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.core.problem import Device, Problem  # noqa: E402
 from ksieve.distributed import Contiguous, Digits, Pairs, Samples, Shape, fused, plans, prepare, ranks  # noqa: E402
@@ -40,7 +41,7 @@ def asked_by(monkeypatch, plan, **bounds):
     seen = []
 
     def select(scores, *, k, lengths=None, **keywords):
-        seen.append(calls.parse(scores, lengths, k, keywords=keywords).problem.options)
+        seen.append(calls.parse(scores, lengths, k, given=flat(keywords)).problem.options)
         raise _SeenError
 
     monkeypatch.setattr(ranks, "distributed", lambda: torch.distributed)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cases import FAMILIES, scores_of
-from ksieve import ArgumentError, Options
+from ksieve import ArgumentError
+from ksieve.core.options import Options
 from ksieve.distributed import LINKS, Contiguous, Digits, Interleaved, Link, Pairs, Samples, Shape, choose
 from ksieve.distributed.schedules import Message, candidates, check_link, messages
 from ksieve_lab import simulate

@@ -73,9 +73,9 @@ def options_of_a_call(world, rank):
         local, widths, columns = shard(torch.from_numpy(scores), layout, rank, world)
         starts = torch.tensor([0, 5, 149, -4, 200, 20], dtype=torch.int32)
         ends = torch.tensor([150, 9, 150, 60, 300, 10], dtype=torch.int32)
-        call = {"starts": starts, "layout": layout}
+        call = {"bounds": ksieve.RowBounds(starts), "layout": layout}
         want = expected(scores, k, starts.numpy(), ends.numpy())
-        check_owned(ranks.topk(local, k=k, ends=ends, **call), want, columns)
+        check_owned(ranks.topk(local, k=k, bounds=ksieve.RowBounds(starts, ends), layout=layout), want, columns)
         lengths = torch.tensor([10, 3, 9, 70, 5, -1])
         stop = np.clip(starts.numpy(), 0, width) + np.maximum(lengths.numpy(), 0)
         want = expected(scores, k, starts.numpy(), stop)
@@ -87,7 +87,8 @@ def options_of_a_call(world, rank):
         check_owned(ranks.topk(local, k=ks, max_k=k, layout=layout), expected(scores, k, ks=ks.numpy()), columns)
         requests = torch.tensor([150, 4, 0], dtype=torch.int32)
         want = expected(scores, k, end=np.repeat(requests.numpy(), 2) - np.array([1, 0] * 3))
-        check_owned(ranks.topk(local, k=k, layout=layout, global_lengths=requests, next_n=2), want, columns)
+        call = {"global_lengths": requests, "bounds": ksieve.RowBounds(next_n=2), "layout": layout}
+        check_owned(ranks.topk(local, k=k, **call), want, columns)
         for live in (2, np.int64(2), torch.tensor([2], dtype=torch.int32)):
             want = expected(scores, k, end=np.array([width, width, 0, 0, 0, 0]))
             check_owned(ranks.topk(local, k=k, layout=layout, num_rows=live), want, columns)
@@ -97,7 +98,7 @@ def options_of_a_call(world, rank):
         table = torch.arange(40, dtype=torch.int32).reshape(2, 20).flip(1)
         requests = torch.tensor([0, 1, 2, -1, 1, 0], dtype=torch.int32)
         paged, counts = ranks.topk(
-            local, k=k, layout=layout, page_table=table, page_size=4, row_to_request=requests, index_base="row"
+            local, k=k, layout=layout, transform=ksieve.PageTable(table, 4, requests), index_base="row"
         )
         flat, same = ranks.topk(local, k=k, layout=layout, index_base="shard")
         assert torch.equal(counts, same)
@@ -105,7 +106,7 @@ def options_of_a_call(world, rank):
             for i, slot in zip(flat[r].tolist(), paged[r].tolist(), strict=True):
                 known = i >= 0 and 0 <= request < 2 and i // 4 < 20
                 assert slot == (int(table[request, i // 4]) * 4 + i % 4 if known else -1)
-        nothing, _ = ranks.topk(local, k=k, layout=layout, page_table=table[:, :0].contiguous())
+        nothing, _ = ranks.topk(local, k=k, layout=layout, transform=ksieve.PageTable(table[:, :0].contiguous()))
         assert (nothing == -1).all()
         # Lengths of the shard: what lies past them is no part of the row.
         lengths = torch.full((rows,), widths[rank] // 2, dtype=torch.int32)

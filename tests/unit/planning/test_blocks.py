@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
-import ksieve
-from ksieve import ArgumentError, Options
+from flat_calls import plan_of
+from ksieve import ArgumentError
 from ksieve.backends.cuda.jit.spec import kernel_spec
+from ksieve.core.options import Options
 from ksieve.planning import blocks, explain, length_bins
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.memory import EXTRA_VECTORS, HISTOGRAM_BYTES, fixed_bytes, shared_bytes, sort_slots
@@ -17,7 +18,7 @@ H200 = DEVICES["h200"]
 
 
 def plan(rows, width, k, size, device=H200, family=None, policy=None, dtype="float32", **options):
-    return ksieve.plan(
+    return plan_of(
         rows=rows, width=width, k=k, dtype=dtype, device=device, family=family, policy=policy,
         options=Options(block_size=size, **options),
     )  # fmt: skip
@@ -75,9 +76,9 @@ def test_statistics_are_made_in_little_memory():
 
 
 def test_forced_entries_leave_fewer_slots_to_the_selection():
-    for force, k in (("inside", 61), ("beside", 64)):
-        asked = Options(force_first=1, force_last=2, force=force)
-        found = ksieve.plan(rows=4096, width=131_072, k=64, device=H200, options=asked)
+    for extra, k in ((False, 61), (True, 64)):
+        asked = Options(force_first=1, force_last=2, forced_extra=extra)
+        found = plan_of(rows=4096, width=131_072, k=64, device=H200, options=asked)
         assert (found.problem.k, found.problem.selection.k, found.problem.columns) == (64, k, k + 3)
         assert found.policy is not None and found.bins == ()
 
@@ -85,8 +86,8 @@ def test_forced_entries_leave_fewer_slots_to_the_selection():
 def test_forced_entries_of_any_position_are_sorted_with_the_others():
     """So there is room for them, in shared memory or in the workspace."""
     for forced, elements in ((0, 4096), (1, 8192), (5000, 16_384)):
-        asked = Options(force_last=forced, force="beside", positions=True, order="value")
-        found = ksieve.plan(rows=4096, width=262_144, k=4096, device=H200, options=asked)
+        asked = Options(force_last=forced, forced_extra=True, positions=True, order="value")
+        found = plan_of(rows=4096, width=262_144, k=4096, device=H200, options=asked)
         room = shared_bytes(found) - fixed_bytes(found.resident_width, found.threads, found.columns)
         assert sort_slots(found) == (elements if room < 8 * elements else 0)
 
@@ -102,6 +103,6 @@ def test_reads_and_refusals_are_told():
         ("splits", {"splits": 2}),
     ):
         with pytest.raises(ArgumentError, match=f"^{name}: got .*with block_size"):
-            ksieve.plan(rows=4, width=4096, k=8, device=H200, options=asked, **given)
+            plan_of(rows=4, width=4096, k=8, device=H200, options=asked, **given)
     with pytest.raises(ArgumentError, match=r"^family: got 'resident_block'; takes another family: 524288"):
         plan(4, 1_048_576, 16, 2, family="resident_block")

@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 import ksieve
+from flat_calls import plan_of
 from ksieve.core.errors import ArgumentError
+from ksieve.core.options import Options
 from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.explain import considered, entry_of
@@ -41,8 +43,8 @@ def test_reads_are_those_of_the_accounting():
 
 def test_the_entry_of_a_plan_with_options_is_not_one_for_plain_calls():
     asked = {"rows": 200, "width": 40_960, "k": 2048, "device": DEVICES["h200"]}
-    pages = ksieve.Options(transform="pages", page_size=64, raw=True)
-    plain, other = (entry_of(ksieve.plan(**asked, options=options)) for options in (ksieve.Options(), pages))
+    pages = Options(transform="pages", page_size=64, raw=True)
+    plain, other = (entry_of(plan_of(**asked, options=options)) for options in (Options(), pages))
     assert (plain.plain, plain.ctas_per_sm, other.plain, other.ctas_per_sm) == (True, 2, False, 1)
 
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-import ksieve
 from frozen import frozen_shapes
+from ksieve import dispatch
 from ksieve.planning import choose_cuda, memory
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.switch_points import MOST_SLICES, MOST_SPLITS, MOST_STATISTICS, SPLITS, WIDEST_USUAL
@@ -24,7 +24,7 @@ def frozen():
 
 
 def plan_of(rows, width, k, device=H200, **asked):
-    return ksieve.plan(rows=rows, width=width, k=k, device=device, **asked)
+    return dispatch.plan_of(rows=rows, width=width, k=k, device=device, **asked)
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,19 @@ import json
 
 import pytest
 
-import ksieve
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan_text import decode_plan, encode_plan
 from parts import but_for
 
 torch = pytest.importorskip("torch")
-import ksieve.frontends.torch.ops  # noqa: E402 (registers the operators)
+from flat_calls import plan_of  # noqa: E402
+from ksieve.core.options import Options  # noqa: E402
 
 PLANS = {
     "cpu": {"rows": 4, "width": 3000, "k": 64},
     "cpu sampled": {"rows": 4, "width": 200_000, "k": 64, "policy": "paper-128"},
-    "cpu options": {"rows": 4, "width": 3000, "k": 64, "options": ksieve.Options(order="value", values=True)},
+    "cpu options": {"rows": 4, "width": 3000, "k": 64, "options": Options(order="value", values=True)},
     "bands": {"rows": 20_000, "width": 50_000, "k": 512, "device": DEVICES["h200"]},
     "cluster": {"rows": 64, "width": 200_000, "k": 512, "device": DEVICES["h200"]},
     "split": {
@@ -56,13 +56,13 @@ def changed(text, path, value):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_comes_back_as_it_was(name):
-    plan = ksieve.plan(**PLANS[name])
+    plan = plan_of(**PLANS[name])
     assert decode_plan(encode_plan(plan)) == plan
 
 
 @pytest.mark.parametrize("name", but_for(["cpu sampled", "split"], PLANS))
 def test_a_damaged_text_is_refused_or_a_plan_that_the_planner_makes(name):
-    text = encode_plan(ksieve.plan(**PLANS[name]))
+    text = encode_plan(plan_of(**PLANS[name]))
     taken = set()
     for path, value in damages(text):
         if changed(text, path, value) == changed(text, ("reason",), json.loads(text)["reason"]):
@@ -86,8 +86,7 @@ def test_what_is_no_plan_is_refused(text):
 
 def test_a_changed_plan_in_an_operator_call_is_refused_before_anything_is_written():
     scores, out = torch.randn(4, 3000), torch.full((4, 64), -7, dtype=torch.int32)
-    text = changed(encode_plan(ksieve.plan(**PLANS["cpu"])), ("capacity",), 2**62)
-    unused = dict.fromkeys(("values_out", "raw_out", "workspace"))
+    text = changed(encode_plan(plan_of(**PLANS["cpu"])), ("capacity",), 2**62)
     with pytest.raises(ArgumentError, match=r"^plan: got a text whose numbers differ"):
-        torch.ops.ksieve.topk_options(scores, *[None] * 8, 64, text, "", out=out, **unused)
+        torch.ops.ksieve.topk_options(scores, 64, text, "", out=out)
     assert (out == -7).all()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ksieve
+from flat_calls import plan_of
 from frozen import frozen_shapes
 from ksieve import dispatch
 from ksieve.core.device import DeviceInfo
@@ -90,8 +91,8 @@ def test_many_rows_are_dealt_by_their_length(width, bands, family):
 def test_what_has_one_launch_however_many_rows(asked):
     """Bands are for rows that registers hold, and never in the way of what a caller forces."""
     usual = {"rows": BINNED_ROWS, "width": WIDEST_BINNED, "k": 2048, "device": H200}
-    assert ksieve.plan(**usual).bins
-    plan = ksieve.plan(**usual | asked)
+    assert plan_of(**usual).bins
+    plan = plan_of(**usual | asked)
     assert plan.bins == () and plan.bin is None
 
 
@@ -167,7 +168,7 @@ def test_the_choice_follows_the_shape(rows, width, k, family, policy):
     ],
 )
 def test_tie_breaks_and_values_are_streamed(rows, width, k, options, family):
-    assert ksieve.plan(rows=rows, width=width, k=k, device=H200, options=options).family == family
+    assert plan_of(rows=rows, width=width, k=k, device=H200, options=options).family == family
 
 
 @pytest.mark.parametrize("name", ["h100", "h20", "b200"])
@@ -177,7 +178,7 @@ def test_16_bit_rows_stay_on_chip_where_float32_rows_do(name, dtype):
     device = DEVICES[name]
     for rows, width in itertools.product((1, 16, 64, 132, 512, 4096), (4096, 8192, 16_384, 32_768, 65_536, 131_072)):
         asked = {"rows": rows, "width": width, "k": min(2048, width // 2), "device": device}
-        plan, other = ksieve.plan(**asked, dtype=dtype), ksieve.plan(**asked)
+        plan, other = plan_of(**asked, dtype=dtype), plan_of(**asked)
         assert plan.resident_width or not other.resident_width, (rows, width)
         if plan.resident_width:
             per_row = plan.splits if plan.family in SHARED_ROWS else 1
@@ -190,16 +191,16 @@ def test_registers_take_no_more_slots_than_they_have_room_for():
     """Positions lie in the ring, which is half as large as that of float32 scores, and in the histogram behind it."""
     asked = {"rows": 64, "width": 16_384, "device": H200, "dtype": "bfloat16"}
     most = (16_384 * 2 + memory.HISTOGRAM_BYTES) // 4
-    assert ksieve.plan(**asked, k=most).family == "register_block"
-    assert ksieve.plan(**asked, k=most + 1).family == "resident_block"
-    assert ksieve.plan(**asked | {"dtype": "float32"}, k=most + 1).family == "register_block"
+    assert plan_of(**asked, k=most).family == "register_block"
+    assert plan_of(**asked, k=most + 1).family == "resident_block"
+    assert plan_of(**asked | {"dtype": "float32"}, k=most + 1).family == "register_block"
 
 
 def test_options_of_16_bit_rows_keep_their_ctas():
     asked = {"rows": 4096, "width": 8192, "k": 512, "dtype": "bfloat16", "device": H200}
-    assert ksieve.plan(**asked).ctas_per_sm == 4
-    assert ksieve.plan(**asked, options=Options(order="index")).ctas_per_sm == 4
-    assert ksieve.plan(**asked, options=Options(positions=True)).ctas_per_sm == 3
+    assert plan_of(**asked).ctas_per_sm == 4
+    assert plan_of(**asked, options=Options(order="index")).ctas_per_sm == 4
+    assert plan_of(**asked, options=Options(positions=True)).ctas_per_sm == 3
 
 
 @pytest.mark.parametrize(
@@ -218,15 +219,15 @@ def test_options_of_16_bit_rows_keep_their_ctas():
 )
 def test_few_short_rows_stay_in_registers(rows, width, k, options, registers):
     asked = {"rows": rows, "width": width, "k": k, "device": H200, "options": options}
-    plan = ksieve.plan(**asked)
+    plan = plan_of(**asked)
     assert plan.family == ("register_block" if registers else "resident_block")
     assert length_bins.stats_plan(plan).family == "resident_block", "statistics are of the paper's digits"
-    assert ksieve.plan(**asked, family="resident_block").family == "resident_block"
+    assert plan_of(**asked, family="resident_block").family == "resident_block"
     if registers or (width <= 16_384 and options.plain):
-        assert ksieve.plan(**asked, family="register_block").family == "register_block"
+        assert plan_of(**asked, family="register_block").family == "register_block"
     else:
         with pytest.raises(ArgumentError, match=r"family: got 'register_block'; takes another family: registers hold"):
-            ksieve.plan(**asked, family="register_block")
+            plan_of(**asked, family="register_block")
 
 
 @pytest.mark.parametrize(("family", "width"), [("resident_block", 65_536), ("resident_cluster", 1_048_576)])
@@ -236,7 +237,7 @@ def test_parts_that_no_ring_holds_whole_are_streamed_for_statistics_and_ties(fam
     studied = length_bins.stats_plan(plan)
     assert (studied.resident_width, studied.stages, studied.overflow_vectors) == (0, shapes.STAGES, 0)
     assert studied.capacity >= 2048 and memory.shared_bytes(studied) <= H200.shared_per_block
-    tied = ksieve.plan(rows=4, width=width, k=2048, device=H200, family=family, options=Options(tie_break="low"))
+    tied = plan_of(rows=4, width=width, k=2048, device=H200, family=family, options=Options(tie_break="low"))
     assert tied.resident_width < width and tied.overflow_vectors == 0
 
 
@@ -254,7 +255,7 @@ def test_parts_that_no_ring_holds_whole_are_streamed_for_statistics_and_ties(fam
 def test_a_held_row_has_room_for_its_positions(width, k, tie_break, shape):
     """More slots, fewer rows at a time; and a row whose ties are broken lies in the ring as a whole."""
     options = Options(tie_break=tie_break)
-    plan = ksieve.plan(rows=8192, width=width, k=k, device=H200, family="resident_block", options=options)
+    plan = plan_of(rows=8192, width=width, k=k, device=H200, family="resident_block", options=options)
     assert (plan.threads, plan.ctas_per_sm, plan.overflow_vectors) == shape
     in_histogram = memory.HISTOGRAM_BYTES // 4
     assert in_histogram + 2 * plan.shared_capacity >= k + 4 * memory.EXTRA_VECTORS
@@ -281,17 +282,17 @@ def test_rows_that_are_mostly_selected_whole_have_a_cta_each(rows, width, ctas):
 )
 def test_what_ctas_do_not_hold_together(asked):
     usual = {"rows": 1, "width": 1_048_576, "k": 2048, "device": H200}
-    assert ksieve.plan(**usual).family == "resident_grid"
-    assert ksieve.plan(**usual | asked).family != "resident_grid"
+    assert plan_of(**usual).family == "resident_grid"
+    assert plan_of(**usual | asked).family != "resident_grid"
     with pytest.raises(ArgumentError, match="family: got 'resident_grid'; takes another family"):
-        ksieve.plan(**usual | asked, family="resident_grid")
+        plan_of(**usual | asked, family="resident_grid")
 
 
 def test_parts_that_need_all_registers_are_not_finished():
     pages = Options(transform="pages", page_size=64)
     assert ksieve.plan(rows=8, width=1_048_576, k=2048, device=H200).family == "resident_grid"
-    assert ksieve.plan(rows=8, width=1_048_576, k=2048, device=H200, options=pages).family == "stream_split"
-    assert ksieve.plan(rows=1, width=1_048_576, k=2048, device=H200, options=pages).family == "resident_grid"
+    assert plan_of(rows=8, width=1_048_576, k=2048, device=H200, options=pages).family == "stream_split"
+    assert plan_of(rows=1, width=1_048_576, k=2048, device=H200, options=pages).family == "resident_grid"
 
 
 def test_clusters_of_sixteen_need_room_side_by_side():
@@ -332,14 +333,14 @@ def _narrow(width, threads):
 
 def test_splits_are_forced_or_refused():
     asked = {"rows": 4, "width": 131_072, "k": 512, "device": H200}
-    free = ksieve.plan(**asked, family="stream_split")
-    forced = ksieve.plan(**asked, family="stream_split", splits=3)
+    free = plan_of(**asked, family="stream_split")
+    forced = plan_of(**asked, family="stream_split", splits=3)
     assert (forced.splits, forced.ctas) == (3, 12) and free.splits > 3
     for bad in (0, 257, True):
         with pytest.raises(ArgumentError, match="splits: got"):
-            ksieve.plan(**asked, family="stream_split", splits=bad)
+            plan_of(**asked, family="stream_split", splits=bad)
     with pytest.raises(ArgumentError, match="only stream_split splits rows"):
-        ksieve.plan(**asked, family="stream", splits=2)
+        plan_of(**asked, family="stream", splits=2)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +369,7 @@ def test_many_narrow_rows_belong_to_a_warp_each(name, dtype):
     least = WARP_ROWS * device.sm_count
     for width, held in ((1, 0), (100, 128), (256, 256), (257, 512), (WARP_WIDTH, WARP_WIDTH)):
         asked = {"rows": least, "width": width, "k": 8, "dtype": dtype, "device": device}
-        plan = ksieve.plan(**asked)
+        plan = plan_of(**asked)
         assert plan.family == "register_warp" and "a warp keeps each" in plan.reason
         assert plan.resident_width == max(held, 128 if dtype == "float32" else 256)
         assert plan.workspace_bytes == plan.workspace_zeroed == 0
@@ -376,12 +377,12 @@ def test_many_narrow_rows_belong_to_a_warp_each(name, dtype):
         assert length_bins.stats_plan(plan).family == "resident_block", "statistics are of the paper's digits"
         others = [{"rows": least - 1}, {"policy": "paper-64"}]
         others += [{"options": option} for option in (Options(order="value"), Options(tie_break="low"))]
-        assert "register_warp" not in {ksieve.plan(**asked | other).family for other in others}
-        assert ksieve.plan(**asked | {"rows": 1}, family="register_warp").ctas == 1
-        assert ksieve.plan(**asked, options=Options(values=True, windows="ends")).family == "register_warp"
+        assert "register_warp" not in {plan_of(**asked | other).family for other in others}
+        assert plan_of(**asked | {"rows": 1}, family="register_warp").ctas == 1
+        assert plan_of(**asked, options=Options(values=True, windows="ends")).family == "register_warp"
     for refused in ({"width": 2049}, {"options": Options(order="index")}, {"options": Options(tie_break="high")}):
         with pytest.raises(ArgumentError, match=r"takes another family: warps hold rows of up to 2,048 scores"):
-            ksieve.plan(**{"rows": least, "width": 99, "k": 8, "device": device} | refused, family="register_warp")
+            plan_of(**{"rows": least, "width": 99, "k": 8, "device": device} | refused, family="register_warp")
 
 
 @pytest.mark.parametrize("count", [16, 78, 108, 132, 144])
@@ -426,8 +427,8 @@ def test_numbers_of_numpy_in_the_facts_are_ints():
     """As int32 a product of two of them would wrap."""
     device = replace(H200, sm_count=np.int32(132), shared_per_sm=np.int32(H200.shared_per_sm))
     asked = {"rows": 4096, "width": 131_072, "k": 512}
-    plan = ksieve.plan(**asked, device=device)
-    assert plan == ksieve.plan(**asked, device=H200) and type(plan.device.sm_count) is int
+    plan = plan_of(**asked, device=device)
+    assert plan == plan_of(**asked, device=H200) and type(plan.device.sm_count) is int
 
 
 def test_the_papers_own_card_has_plans_of_its_own():
@@ -448,7 +449,7 @@ def test_plans_of_every_known_device_fit_it(name, options):
     threads = 1536 if device.capability in ((8, 9), (12, 0)) else 2048
     families = set()
     for (rows, width), k in itertools.product(GRID, (16, 2048)):
-        asked = ksieve.plan(rows=rows, width=width, k=k, device=device, options=options)
+        asked = plan_of(rows=rows, width=width, k=k, device=device, options=options)
         for plan in length_bins.launches(asked):
             families.add(plan.family)
             block = memory.shared_bytes(plan)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-import ksieve
+from flat_calls import plan_of
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.planning import memory, shapes, tuned
@@ -45,8 +45,8 @@ def test_rows_are_not_given_to_a_grid_that_has_not_all_of_them_at_once(count):
         for rows in (1, 2):
             asked = {"rows": rows, "width": WIDE, "k": 512, "device": device}
             together = 64 * rows <= count
-            assert (ksieve.plan(**asked).family == "resident_grid") == together
-            forced = ksieve.plan(**asked, family="resident_grid")
+            assert (plan_of(**asked).family == "resident_grid") == together
+            forced = plan_of(**asked, family="resident_grid")
             assert forced.ctas == (64 * rows if together else 64)
 
 
@@ -55,11 +55,11 @@ def test_a_row_is_not_shared_by_more_ctas_than_a_gpu_runs(count):
     device = replace(H200, sm_count=count)
     with with_grid(device):
         asked = {"rows": 1, "width": WIDE, "k": 512, "device": device}
-        assert ksieve.plan(**asked).family != "resident_grid"
+        assert plan_of(**asked).family != "resident_grid"
         with pytest.raises(
             ArgumentError, match=r"family: got 'resident_grid'; takes another family: these rows cannot"
         ):
-            ksieve.plan(**asked, family="resident_grid")
+            plan_of(**asked, family="resident_grid")
 
 
 # ---- bins of rows by length -------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_families_that_keep_rows_in_registers_have_no_bins(name, dtype, options)
     """They take all rows, and would select again those of the launches for shorter ones."""
     widths = (100, 2048, 4096, 8192, 12_288, 16_384, 24_576)
     for rows, width, k in itertools.product((BINNED_ROWS, 2 * BINNED_ROWS), widths, (64, 2048, 6000)):
-        plan = ksieve.plan(rows=rows, width=width, k=k, dtype=dtype, device=DEVICES[name], options=options)
+        plan = plan_of(rows=rows, width=width, k=k, dtype=dtype, device=DEVICES[name], options=options)
         assert plan.family not in IN_REGISTERS or (plan.bins, plan.bin) == ((), None), plan
 
 
@@ -87,7 +87,7 @@ def test_rows_with_options_take_a_shape_of_their_device(name, dtype):
     options = (Options(positions=True), Options(order="value"), Options(per_row_k=True), Options(windows="ends"))
     for rows, width, asked in itertools.product((132, 600, 4096), (8192, 10_000, 12_288, 13_000, 16_384), options):
         plans = [
-            ksieve.plan(rows=rows, width=width, k=512, dtype=dtype, device=DEVICES[name], options=each)
+            plan_of(rows=rows, width=width, k=512, dtype=dtype, device=DEVICES[name], options=each)
             for each in (Options(), asked)
         ]
         if plans[0].family == plans[1].family == "resident_block":

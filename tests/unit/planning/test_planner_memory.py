@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-import ksieve
+from flat_calls import plan_of
 from frozen import frozen_shapes
 from ksieve.backends.cuda.jit import spec
 from ksieve.core.errors import ArgumentError
@@ -35,7 +35,7 @@ FAMILIES = (None, "resident_block", "resident_cluster", "stream_unsampled", "str
 ORDERS = (
     *(Options(order="value", tie_break=ties, values=True) for ties in ("any", "low")),
     *(Options(order="index", tie_break=ties) for ties in ("any", "low")),
-    Options(order="index", positions=True, force_last=3, force="beside"),
+    Options(order="index", positions=True, force_last=3, forced_extra=True),
 )
 """The last with forced entries that are found by their positions: they are sorted with the others."""
 
@@ -54,7 +54,7 @@ def plans_in_order(name, dtype, expand):
         for rows, family in itertools.product((1, 600), FAMILIES):
             with contextlib.suppress(ArgumentError):  # a family may not take the problem
                 yield from length_bins.launches(
-                    ksieve.plan(**asked, rows=rows, family=family, options=replace(options, expand=expand))
+                    plan_of(**asked, rows=rows, family=family, options=replace(options, expand=expand))
                 )
 
 
@@ -114,7 +114,7 @@ def test_clusters_collect_all_slots_of_a_row_or_store_its_candidates(name, dtype
     for k in range(512, 32_768, 3):
         asked = {"rows": 1, "width": 32_768, "k": k, "dtype": dtype, "device": DEVICES[name]}
         with contextlib.suppress(ArgumentError):
-            plan = ksieve.plan(**asked, family="resident_cluster")
+            plan = plan_of(**asked, family="resident_cluster")
             if plan.capacity < k:
                 left.append(collected(plan.shared_capacity, dtype) - k)
     assert 0 <= min(left) < 3, "the largest k of a launch shape is among these"
@@ -131,7 +131,7 @@ def test_warps_with_a_row_each_have_room_for_their_lists(name, dtype):
     rows, fewer = WARP_ROWS * device.sm_count, 0
     for options, power in itertools.product((Options(), Options(values=True)), range(12)):
         asked = {"rows": rows, "width": 1 << power, "k": 8, "dtype": dtype, "device": device, "options": options}
-        plan = ksieve.plan(**asked, family="register_warp")
+        plan = plan_of(**asked, family="register_warp")
         block = memory.shared_bytes(plan) + memory.RESERVED_SHARED
         assert plan.ctas_per_sm >= 1 and plan.ctas_per_sm * block <= device.shared_per_sm, plan
         assert plan.ctas <= plan.ctas_per_sm * device.sm_count

@@ -9,6 +9,7 @@ import logging
 import pytest
 
 import ksieve
+from flat_calls import plan_of
 from ksieve.core.arrays import Device
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import Problem
@@ -36,28 +37,28 @@ def facts(device=H100, dtype="float32", **entries):
 
 
 def test_a_file_replaces_the_resident_shapes_of_the_device(tmp_path, monkeypatch):
-    before = ksieve.plan(**ASKED)
+    before = plan_of(**ASKED)
     assert before.family == "resident_cluster"
     path = tmp_path / "mine.json"
     tuned.write(path, facts())
     monkeypatch.setenv(tuned.VARIABLE, str(path))
-    plan = ksieve.plan(**ASKED)
+    plan = plan_of(**ASKED)
     assert (plan.family, plan.threads, plan.ctas_per_sm, plan.resident_width) == ("resident_block", 512, 1, 32_768)
     assert (
         "launch shape tuned by mine.json: 7.5 us where it was measured, 1.25 times as fast as stream lines-64"
         in plan.reason
     )
-    assert ksieve.plan(**ASKED | {"width": 65_536}).family == "stream_split", "no entry is wider"
+    assert plan_of(**ASKED | {"width": 65_536}).family == "stream_split", "no entry is wider"
     monkeypatch.setenv(tuned.VARIABLE, "off")
-    assert ksieve.plan(**ASKED) == before
+    assert plan_of(**ASKED) == before
 
 
 def test_the_users_own_file_is_found_and_only_by_its_device():
     path = tuned.default_path(H100)
     assert path.name == "nvidia-h100-sxm-float32.json"
     tuned.write(path, facts())
-    assert ksieve.plan(**ASKED).family == "resident_block"
-    assert ksieve.plan(**ASKED | {"device": DEVICES["h200"]}).family == "resident_cluster"
+    assert plan_of(**ASKED).family == "resident_block"
+    assert plan_of(**ASKED | {"device": DEVICES["h200"]}).family == "resident_cluster"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_a_file_that_does_not_fit_is_refused_as_a_whole(tmp_path, monkeypatch, c
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     monkeypatch.setenv(tuned.VARIABLE, str(path))
     with pytest.raises(ArgumentError, match=words) as error:
-        ksieve.plan(**ASKED)
+        plan_of(**ASKED)
     assert error.value.argument == tuned.VARIABLE and "mine.json" in str(error.value)
     monkeypatch.delenv(tuned.VARIABLE)
     own = tuned.default_path(H100)
@@ -88,7 +89,7 @@ def test_a_file_that_does_not_fit_is_refused_as_a_whole(tmp_path, monkeypatch, c
     own.write_text(path.read_text())
     with caplog.at_level(logging.WARNING):
         for rows in (8, 9):
-            assert ksieve.plan(**ASKED | {"rows": rows}).family == "resident_cluster", "the shipped shapes"
+            assert plan_of(**ASKED | {"rows": rows}).family == "resident_cluster", "the shipped shapes"
     assert len(caplog.records) == 1 and "float32 scores are as shipped" in caplog.text
 
 
@@ -100,7 +101,7 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path, monkeypatch):
         tuned._shapes_of.cache_clear()
         monkeypatch.setenv(tuned.VARIABLE, str(path))
         with pytest.raises(ArgumentError, match="no such file of shapes"):
-            ksieve.plan(**ASKED)
+            plan_of(**ASKED)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -120,7 +121,7 @@ def test_a_folder_has_files_of_several_devices(tmp_path, monkeypatch):
         tuned.write(tmp_path / tuned.default_path(device).name, facts(device))
     monkeypatch.setenv(tuned.VARIABLE, str(tmp_path))
     for name, family in (("h100", "resident_block"), ("h200", "resident_block"), ("l40s", "resident_block")):
-        plan = ksieve.plan(**ASKED | {"device": DEVICES[name]})
+        plan = plan_of(**ASKED | {"device": DEVICES[name]})
         assert plan.family == family and ("tuned by" in plan.reason) == (name != "l40s")
 
 
@@ -178,9 +179,9 @@ def test_a_named_file_is_of_its_dtype_alone_and_others_are_warned(tmp_path, monk
     assert tuned.read(path, H100, "float16").parts == {"resident": {"resident_block": [ENTRY]}}
     monkeypatch.setenv(tuned.VARIABLE, str(path))
     with caplog.at_level(logging.WARNING):
-        assert "tuned by mine.json" in ksieve.plan(**ASKED, dtype="float16").reason
+        assert "tuned by mine.json" in plan_of(**ASKED, dtype="float16").reason
         for rows in (8, 9):
-            assert ksieve.plan(**ASKED | {"rows": rows}).family == "resident_cluster"
+            assert plan_of(**ASKED | {"rows": rows}).family == "resident_cluster"
     assert len(caplog.records) == 1 and "float32 scores are as shipped" in caplog.text and "float16" in caplog.text
 
 

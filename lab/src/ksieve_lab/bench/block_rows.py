@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.planning.plan import Plan
 from ksieve_lab.bench import calls
@@ -54,8 +53,8 @@ Topk = Callable[..., Any]
 class Kind:
     """Calls with the same options.
 
-    `asked`: options of `ksieve.topk`. `arrays`: those that are passed, by name; "live" stands for `num_rows`, "k" for
-    an array k. `most`: rows of a call. `share`: rows, over those of a usual kind.
+    `asked`: options by their names in `ksieve.core.table`. `arrays`: those that are passed, by name; "live" stands for
+    `num_rows`, "k" for an array k. `most`: rows of a call. `share`: rows, over those of a usual kind.
     """
 
     name: str
@@ -78,47 +77,47 @@ class Kind:
 
 _NARROW = ("float32", "bfloat16")
 _HALF = ("float32", "float16")
-_V41 = {"block_size": 8, "force_last": 1, "expand": True}
+_V41 = {"block_size": 8, "force_last": 1, "expand": 8}
 _MSA = {"block_size": 128, "force_first": 1, "force_last": 1}
-_BOTH = {"force_first": 1, "force_last": 2, "force": "beside"}
+_BOTH = {"force_first": 1, "force_last": 2, "forced_extra": True}
 
 KINDS = (
     Kind("DeepSeek-V4.1", 512, 16_381, _V41),
     Kind("DeepSeek-V4.1, 2,048 blocks", 2048, 32_768, _V41, dtypes=_NARROW, most=1024, share=0.25),
     Kind("DeepSeek-V4.1, few rows", 2048, 131_072, _V41, dtypes=_NARROW, most=16, share=0.02),
     Kind("DeepSeek-V4.1, blocks alone", 512, 16_381, {"block_size": 8}, dtypes=_NARROW),
-    Kind("DeepSeek-V4.1, several tokens", 256, 8192, _V41 | {"next_n": 2, "fill": False}, ("lengths", "counts_out")),
-    Kind("DeepSeek-V4.1, deterministic", 256, 8192, _V41 | {"deterministic": True, "return_values": True}),
+    Kind("DeepSeek-V4.1, several tokens", 256, 8192, _V41 | {"next_n": 2, "fill": False}, ("lengths", "counts")),
+    Kind("DeepSeek-V4.1, deterministic", 256, 8192, _V41 | {"deterministic": True, "values": True}),
     Kind("DeepSeek-V4.1, inside", 512, 4096, {}, ("lengths", "positions")),
-    Kind("DeepSeek-V4.1, inside a table", 512, 4096, {}, ("lengths", "block_table", "counts_out")),
+    Kind("DeepSeek-V4.1, inside a table", 512, 4096, {}, ("lengths", "block_table", "counts")),
     Kind("DeepSeek-V4.1, inside, deterministic", 512, 4096, {"deterministic": True}, ("lengths", "positions"), _HALF),
     Kind("GLM-5.3", 512, 4096, {"expand": 4}, ("lengths", "tail", "live")),
-    Kind("GLM-5.3, several tokens", 512, 4096, {"expand": 4, "next_n": 4}, ("tail", "counts_out", "k"), _NARROW),
-    Kind("Qwen3.8", 512, 2048, {"expand": 4, "sorted": "index"}, ("lengths", "tail", "counts_out")),
+    Kind("GLM-5.3, several tokens", 512, 4096, {"expand": 4, "next_n": 4}, ("tail", "counts", "k"), _NARROW),
+    Kind("Qwen3.8", 512, 2048, {"expand": 4, "sorted": "index"}, ("lengths", "tail", "counts")),
     Kind("MiniMax-M3", 16, 16_384, _MSA),
     Kind(
-        "MiniMax-M3, pages", 16, 8192, _MSA | {"sorted": "index", "return_raw": True},
+        "MiniMax-M3, pages", 16, 8192, _MSA | {"sorted": "index", "raw": True},
         ("lengths", "page_table", "row_to_request", "live"), _NARROW,
     ),
     Kind("MiniMax-M3, scored", 16, 2048, {"force_first": 1, "force_last": 1}),
-    Kind("windows", 100, 5000, {"block_size": 7, "return_values": True} | _BOTH, ("starts", "ends"), _HALF),
+    Kind("windows", 100, 5000, {"block_size": 7, "values": True} | _BOTH, ("starts", "ends"), _HALF),
     Kind(
         "windows, from their starts", 40, 6001,
         {"block_size": 24, "index_base": "start", "sorted": "value", "tie_break": "high"}, ("starts", "lengths"),
         _NARROW,
     ),
     Kind("ties, low", 256, 8192, _V41 | {"tie_break": "low"}, dtypes=_NARROW),
-    Kind("ties, high", 100, 4096, {"block_size": 16, "tie_break": "high", "expand": True} | _BOTH, dtypes=_HALF),
-    Kind("forced, own k", 64, 4096, {"force_first": 4, "force_last": 70, "force": "beside"}, ("lengths", "k")),
-    Kind("smallest", 64, 4096, {"block_size": 16, "largest": False, "return_values": True}, dtypes=_HALF),
+    Kind("ties, high", 100, 4096, {"block_size": 16, "tie_break": "high", "expand": 16} | _BOTH, dtypes=_HALF),
+    Kind("forced, own k", 64, 4096, {"force_first": 4, "force_last": 70, "forced_extra": True}, ("lengths", "k")),
+    Kind("smallest", 64, 4096, {"block_size": 16, "largest": False, "values": True}, dtypes=_HALF),
     Kind("NaN first", 64, 4095, {"block_size": 5, "nan": "highest", "force_last": 1}, dtypes=_NARROW),
     Kind(
-        "blocks and a tail, offsets", 64, 4096, _V41 | {"return_raw": True},
-        ("lengths", "tail", "offsets", "counts_out", "k"), _NARROW,
+        "blocks and a tail, offsets", 64, 4096, _V41 | {"raw": True},
+        ("lengths", "tail", "offsets", "counts", "k"), _NARROW,
     ),
     Kind(
         "64-bit lengths and slots, pages", 64, 4096,
-        {"block_size": 8, "expand": True, "index_dtype": "int64", "page_size": 64, "return_raw": True},
+        {"block_size": 8, "expand": 8, "index_dtype": "int64", "page_size": 64, "raw": True},
         ("lengths", "long", "page_table"), ("float32",),
     ),
     Kind("candidates of pools", 64, 2048, {"expand": 4}, ("lengths", "positions", "tail"), _NARROW),
@@ -171,8 +170,8 @@ def verify_rows(
     """Select and verify rows of many kinds.
 
     `count`: rows; a few more are verified, so that calls of a kind have equal shapes. `device`: that of the plans.
-    `progress`: called as ``progress(calls done, calls in all)``. `topk`: in place of `ksieve.topk`. `where`: device of
-    the tensors, by default that of the plans.
+    `progress`: called as ``progress(calls done, calls in all)``. `topk`: in place of `ksieve_lab.bench.calls.select`.
+    `where`: device of the tensors, by default that of the plans.
 
     Returns
     -------
@@ -187,7 +186,7 @@ def verify_rows(
     for number, listed_batch in enumerate(listed, 1):
         batch = replace(listed_batch)  # whose arrays are not kept
         families = fill(batch, seed, where)
-        outputs, intact = answer(batch, plan_of(batch, device), topk or api.topk)
+        outputs, intact = answer(batch, plan_of(batch, device), topk or calls.select)
         reasons = calls.faults(batch.scores, batch.call, outputs, batch.live)
         bad = sum(reasons.values()) > 0
         head = calls.by_verify(batch.scores, batch.call, outputs, min(VERIFIED, batch.judged))
@@ -283,7 +282,7 @@ def _arrays(batch: Batch, rng: np.random.Generator, where: str) -> dict[str, Any
         made = [LENGTHS[name](of, width, seed=int(rng.integers(1 << 32)), k=k * block) for name in OF_LENGTHS]
         return np.choose((np.arange(of) + batch.number) % len(made), made)
 
-    expand = block if asked.get("expand") is True else asked.get("expand", 1)
+    expand = asked.get("expand", 1)
     found: dict[str, NDArray[Any]] = {}
     for name in kind.arrays:
         if name in ("lengths", "ends"):
@@ -328,7 +327,7 @@ def answer(batch: Batch, plan: Plan, topk: Topk) -> tuple[dict[str, Any], bool]:
     import torch
 
     outputs = calls.outputs_of(plan, batch.scores, BESIDE)
-    call = {name: value for name, value in batch.call.items() if name not in ("return_raw", "return_values")}
+    call = {name: value for name, value in batch.call.items() if name not in ("raw", "values")}
     if batch.live is not None:
         live = torch.tensor([batch.live], dtype=torch.int32, device=batch.scores.device)
         call["num_rows"] = batch.live if batch.number % 2 else live

@@ -1,6 +1,7 @@
-"""Calls of `ksieve.topk` as keyword arguments: planned, run on matrices as contenders, and judged.
+"""Calls of `ksieve.select` as dicts of options: planned, run on matrices as contenders, and judged.
 
-`keywords` are those of the call, its lengths and k among them. With placeholders for arrays they can be planned.
+`keywords` are by their names in `ksieve.core.table`, lengths and k among them. With placeholders for arrays they can be
+planned.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import api
+from ksieve import dispatch
 from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
+from ksieve.core.groups import grouped
 from ksieve.core.options import dtype_text
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
@@ -25,7 +27,7 @@ Keywords = Mapping[str, Any]
 VERIFIED = 4
 """Rows of each matrix that `ksieve.verify` judges besides."""
 
-_ASKED = ("return_raw", "return_values")
+_ASKED = ("raw", "values")
 _UNJUDGED = (
     *_ASKED, "page_table", "page_size", "row_to_request", "offsets", "max_k", "fill", "overlap", "deterministic",
     "index_dtype",
@@ -39,12 +41,12 @@ def plan_of(
     """Plan a call whose k is at most `k`."""
     lengths = keywords.get("lengths")
     options = arguments.resolve(
-        {name: value for name, value in keywords.items() if name in arguments.NAMES}, None,
+        keywords, None,
         per_row_k=not isinstance(keywords.get("k", k), int), lengths=lengths is not None,
         length_dtype=dtype_text(getattr(keywords.get("ends") if lengths is None else lengths, "dtype", None)),
     )  # fmt: skip
     facts: Any = {"pitch": pitch} if pitch else {}
-    return api.plan(rows=rows, width=width, k=k, dtype=dtype, device=device, options=options, **facts)
+    return dispatch.plan_of(rows=rows, width=width, k=k, dtype=dtype, device=device, options=options, **facts)
 
 
 def outputs_of(plan: Plan, matrix: Any, beside: int = 0) -> dict[str, Any]:
@@ -53,12 +55,12 @@ def outputs_of(plan: Plan, matrix: Any, beside: int = 0) -> dict[str, Any]:
 
     options, where, rows = plan.problem.options, matrix.device, len(matrix)
     index = getattr(torch, options.index_dtype)
-    dtypes = {"out": index} | ({"raw_out": index} if options.raw else {})
-    dtypes |= {"values_out": matrix.dtype} if options.values else {}
+    dtypes = {"out": index} | ({"raw": index} if options.raw else {})
+    dtypes |= {"values": matrix.dtype} if options.values else {}
     shape = (rows, plan.problem.columns + beside)
     made = {name: torch.empty(shape, dtype=dtype, device=where) for name, dtype in dtypes.items()}
     if options.counts:
-        made["counts_out"] = torch.empty(rows, dtype=torch.int32, device=where)
+        made["counts"] = torch.empty(rows, dtype=torch.int32, device=where)
     poison(made)
     return {name: array[:, : shape[1] - beside] if array.ndim > 1 else array for name, array in made.items()}
 
@@ -69,17 +71,25 @@ def poison(outputs: Mapping[str, Any]) -> None:
         array.fill_(113 if array.is_floating_point() else POISON)
 
 
+def select(
+    scores: Any, lengths: Any, k: Any = None, *, plan: Plan, out: Any = None, workspace: Any = None,
+    num_rows: Any = None, **options: Any,
+) -> None:  # fmt: skip
+    """Call `ksieve.select` with options by their names in the table, past the groups, which have costs of the host."""
+    dispatch.select(scores, lengths, k, plan, out, workspace, num_rows, options)
+
+
 def contender(name: str, plan: Plan, matrices: Sequence[Any], keywords: Keywords) -> Contender:
     """Contender that makes the call on each matrix, with outputs of its own."""
     outputs, held = [outputs_of(plan, matrix) for matrix in matrices], dict[str, Any]()
     given = {name: value for name, value in keywords.items() if name not in ("lengths", *_ASKED)}
 
-    def select(i: int) -> None:
+    def run(i: int) -> None:
         if plan.problem.device.kind == "cuda" and not held:
             held["workspace"] = plan.workspace()
-        api.topk(matrices[i], keywords.get("lengths"), plan=plan, **outputs[i], **given, **held)
+        select(matrices[i], keywords.get("lengths"), plan=plan, **outputs[i], **given, **held)
 
-    return judged(name, select, matrices, keywords, outputs)
+    return judged(name, run, matrices, keywords, outputs)
 
 
 def judged(
@@ -116,10 +126,11 @@ def by_verify(matrix: Any, keywords: Keywords, outputs: Mapping[str, Any], most:
     for name, value in call.items():
         if hasattr(value, "shape"):
             call[name] = value[: rows // n if name in oracle.PER_REQUEST else rows]
-    if "counts_out" in outputs:
-        call["counts"] = outputs["counts_out"][:rows]
+    if "counts" in outputs:
+        call["counts"] = outputs["counts"][:rows]
     if keywords.get("deterministic"):
         call |= {"sorted": "index", "tie_break": "low"}
-    answered = outputs.get("raw_out", outputs["out"])[:rows]
-    verdict = verify(matrix[:rows], call.pop("lengths", None), answered, block_bytes=VERIFY_BYTES, **call)
+    answered = outputs.get("raw", outputs["out"])[:rows]
+    lengths = call.pop("lengths", None)
+    verdict = verify(matrix[:rows], lengths, answered, block_bytes=VERIFY_BYTES, **grouped(call))
     return np.asarray(verdict.reasons != 0)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import api
+from ksieve import api, dispatch
 from ksieve.backends import cpu
 from ksieve.checking.verify import verify
 from ksieve.core.errors import ArgumentError, BackendError
@@ -173,9 +173,9 @@ def _capture_rows(path: str, rows: int, width: int) -> tuple[str, F32]:
 
 
 def _ksieve(scores: Any, plan: Plan, name: str = "ksieve") -> Contender:
-    """`ksieve.topk` of an array or a tensor, with its plan, into an array made beforehand."""
-    out = np.empty((scores.shape[0], plan.problem.k), np.int32)
-    return _judged(name, lambda: api.topk(scores, plan=plan, out=out), scores, out)
+    """`ksieve.select` of an array or a tensor, with its plan, into an array made beforehand."""
+    out, values = np.empty((scores.shape[0], plan.problem.k), np.int32), plan.problem.options.values
+    return _judged(name, lambda: api.select(scores, plan=plan, out=out, values=values), scores, out)
 
 
 def _torch(scores: Any, k: int) -> Contender:
@@ -247,7 +247,7 @@ def _options(rows: int, width: int, k: int, threads: int, rounds: int, seed: int
     """Time the plain call and one with each option in turns."""
     scores, calls = find_producer(BASELINE)(rows, width, seed=seed, k=k), []
     for name, options in ({"plain": Options()} | OPTIONS).items():
-        plan = api.plan(rows=rows, width=width, k=k, options=options)
+        plan = dispatch.plan_of(rows=rows, width=width, k=k, options=options)
         calls.append(_ksieve(scores, replace(plan, threads=threads), name))
     found = _timed(calls, rounds)
     medians = found["median_seconds"]
@@ -287,7 +287,7 @@ def _aimed(width: int, k: int, rounds: int, seed: int) -> Iterator[Facts]:
 
 def _account(scores: F32, plan: Plan) -> Facts:
     """Routes and model traffic of a call."""
-    stats: Stats = api.topk(scores, plan=plan, return_stats=True)[-1]
+    stats: Stats = api.select(scores, plan=plan, stats=True).stats
     return {
         "routes": {route.name.lower(): count for route, count in stats.route_counts().items()},
         "scans_mean": float(stats.scans.mean()),

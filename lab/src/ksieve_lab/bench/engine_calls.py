@@ -12,6 +12,7 @@ from typing import Any
 
 from ksieve.adapters._operators import Operator
 from ksieve.core.errors import ArgumentError, KsieveError
+from ksieve.core.groups import Blocks
 from ksieve.planning.tune import tasks, timing
 from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
 from ksieve.planning.tune.timing import Contender
@@ -222,7 +223,7 @@ def contender_of(
             found = indices(answer(i), call)
             return verify(
                 each.matrix, None if call.whole else each.lengths, found, k=each.k // call.expand,
-                expand=None if call.expand == 1 else call.expand, block_bytes=VERIFY_BYTES,
+                blocks=Blocks(expand=call.expand), block_bytes=VERIFY_BYTES,
             ).ok  # fmt: skip
         except ArgumentError:
             return False  # an output of another shape or type than was asked for

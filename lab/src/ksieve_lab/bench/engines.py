@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ksieve import api
+from ksieve import dispatch
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
@@ -132,7 +132,7 @@ def _plan(case: Case, k: int, device: DeviceInfo) -> Plan:
     matrix = torch.zeros(2, _k(operator, k), dtype=getattr(torch, dtype))
     few = Inputs(matrix, torch.ones(2, dtype=torch.int32), _k(operator, k))
     asked = _forms.seen(_signatures.adapter_of(operator.operator), matrix, **operator.call.arguments(few))
-    return api.plan(rows=rows, width=width, k=asked.k, dtype=dtype, device=device, options=asked.options)
+    return dispatch.plan_of(rows=rows, width=width, k=asked.k, dtype=dtype, device=device, options=asked.options)
 
 
 def measure(settings: Settings, live: Live) -> Facts:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import api
+from ksieve import api, dispatch
 from ksieve.checking.verify import verify
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
@@ -67,7 +67,7 @@ class Cpu:
         def contender(name: str, policy: SamplingPolicy | str | None) -> Contender:
             plan = plan_for(scores, k, (None, policy), "cpu")
             return Contender(
-                name, lambda i: api.topk(scores, lengths, plan=plan, out=out, backend=self.backend),
+                name, lambda i: self._run(scores, lengths, plan, out),
                 lambda i: verify(scores, lengths, out).ok, lambda i: out.fill(POISON),
             )  # fmt: skip
 
@@ -78,10 +78,13 @@ class Cpu:
         facts, selectors = timed([Contender("plain read", read)], plans, 1, 0, rounds=rounds, clock=measure_host)
         return facts | {"selectors": selectors}
 
+    def _run(self, scores: Any, lengths: Any, plan: Plan, out: Any) -> None:
+        dispatch.select(scores, lengths, None, plan, out, backend=self.backend)
+
     def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
         """Select once and return the statistics."""
         plan = plan_for(scores, k, (None, choice[1]), "cpu")
-        stats: Stats = api.topk(scores, lengths, plan=plan, return_stats=True)[-1]
+        stats: Stats = api.select(scores, lengths, plan=plan, stats=True).stats
         return stats
 
     def put(self, matrix: NDArray[Any]) -> Any:
@@ -151,7 +154,7 @@ class Gpu:
     def stats(self, scores: Any, lengths: Any, k: int, choice: Choice) -> Stats:
         """Select once and return the statistics; the plan is the one that is timed."""
         plan = plan_for(scores, k, choice, self.device)
-        stats: Stats = api.topk(scores, lengths, plan=plan, return_stats=True)[-1]
+        stats: Stats = api.select(scores, lengths, plan=plan, stats=True).stats
         return stats
 
     def put(self, matrix: NDArray[Any]) -> Any:

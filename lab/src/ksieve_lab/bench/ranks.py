@@ -208,7 +208,7 @@ def _gathered(shard: Any, made: ShardPlan) -> Any:
     import torch
 
     world, k = made.shape.world, made.shape.k
-    ids, values = api.topk(shard, k=k, return_values=True)
+    ids, values, *_ = api.select(shard, k=k, values=True)
     if isinstance(made.layout, Contiguous):
         places = ids + sum(made.widths[: made.rank])
     else:
@@ -219,7 +219,8 @@ def _gathered(shard: Any, made: ShardPlan) -> Any:
         return gather(distributed(), array, world, None).transpose(0, 1).reshape(array.shape[0], world * k)
 
     places, values = of_all(places), of_all(values)
-    return places.gather(1, api.topk(values, k=k).long())
+    best: Any = api.topk(values, k=k)
+    return places.gather(1, best.long())
 
 
 def _shard(seed: list[int], rows: int, width: int, dtype: str, kind: str) -> Any:

@@ -50,7 +50,7 @@ class Steps:
         return (*["tail"] * self.tail, *["block_table"] * self.table)
 
     def keywords(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of `ksieve.topk`; `given` holds the arrays ``tail`` and ``block_table``."""
+        """Options by their names in the table; `given` holds the arrays ``tail`` and ``block_table``."""
         named = {"block_size": self.block, "force_first": int(self.first), "force_last": int(self.last)}
         asked: dict[str, Any] = {name: value for name, value in named.items() if value > (name == "block_size")}
         if self.expand > 1:
@@ -77,7 +77,7 @@ def around(select: Select, steps: Steps, scores: Any, lengths: Any, given: dict[
     """Write what one call of `ksieve.topk` does into `out`, int32 and of shape (rows, steps.columns).
 
     `scores`: numbers above -inf; the width is a multiple of the block. `lengths`: int32, valid scores of each row, of
-    at least k entries. `given`: ``tail`` and ``block_table`` as `ksieve.topk` takes them, where the steps use them.
+    at least k entries. `given`: ``tail`` and ``block_table`` as the groups take them, where the steps use them.
     """
     import torch
 

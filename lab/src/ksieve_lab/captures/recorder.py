@@ -298,8 +298,8 @@ def record(
     Notes
     -----
     The metadata entry ``calls`` lists rows, width and k of every recorded call in order; ``ksieve replay`` follows it.
-    Of a row with a window, only the scores inside the window are recorded. Calls with `positions` are not recorded;
-    the k of calls with `block_size` counts blocks. If the block ends with an exception, the calls recorded before it
+    Of a row with a window, only the scores inside the window are recorded. Calls with `gathered` are not recorded;
+    the k of calls with blocks counts these. If the block ends with an exception, the calls recorded before it
     are written. If the disk has no room for the capture at the end, a warning is issued, and an existing file at `path`
     stays as it was.
 

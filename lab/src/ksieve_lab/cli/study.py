@@ -108,7 +108,7 @@ def calibrate(
 
     Stride, margin and rescue are chosen on half of the rows, by measured underfill and candidates and the device's
     costs. The other half is selected with the policy, and its routes are compared with the prediction. Pass the policy
-    file as policy="policy.json" to ksieve.plan and ksieve.topk, or to ksieve select --policy.
+    file as policy="policy.json" to ksieve.plan, or to ksieve select --policy.
     """
     from ksieve_lab.study import calibrate as calibration
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import api
+from ksieve import api, dispatch
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
@@ -200,8 +200,8 @@ def _select_held_back(
     for capture, (_, held, _) in zip(captures, parts, strict=True):
         for block in read_blocks(capture, held):
             lengths = block.lengths.astype(np.int32)
-            _, stats = api.topk(block.scores, lengths, k, policy=policy, backend="cpu", return_stats=True)
-            raw.append(stats.raw)
+            found = dispatch.select(block.scores, lengths, k, policy=policy, backend="cpu", stats=True)
+            raw.append(found.stats.raw)
             valid.append(block.lengths)
             count(block.rows.size)
     return Stats(np.concatenate(raw)), np.concatenate(valid)

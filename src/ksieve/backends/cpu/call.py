@@ -23,6 +23,7 @@ from ksieve.core import entries, problem
 from ksieve.core.arrays import check_jax_int64
 from ksieve.core.call import NUMBERS, OUTPUTS, Call
 from ksieve.core.entries import I64
+from ksieve.core.selection import Selection
 from ksieve.core.stats import Stats
 from ksieve.core.windows import windows
 from ksieve.model import reference
@@ -33,7 +34,7 @@ from ksieve.model.pooling import entries_of
 from ksieve.planning.plan import Plan
 
 
-def run(plan: Plan, call: Call, *, workspace: Any = None, return_stats: bool = False, model: bool = False) -> Any:
+def run(plan: Plan, call: Call, *, workspace: Any = None, stats: bool = False, model: bool = False) -> Selection[Any]:
     """Select every row of a call that the plan covers; `model` uses the NumPy model. There is no workspace."""
     given, strided = _given(call, model)
     asked = call.problem
@@ -41,7 +42,7 @@ def run(plan: Plan, call: Call, *, workspace: Any = None, return_stats: bool = F
         given["positions"] = positions_of(given["block_table"], asked.width)
     live = int(np.clip(given["num_rows"][0], 0, asked.rows)) if "num_rows" in given else call.live
     serve = _with_entries if asked.options.entries else _plain if asked.options.plain and asked.k else _with_options
-    answer = serve(plan, call, given, live, return_stats, model)
+    answer = serve(plan, call, given, live, stats, model)
     for name, target in strided.items():
         target[...] = given[name].reshape(target.shape)
     return answer
@@ -67,21 +68,22 @@ def _given(call: Call, model: bool) -> tuple[dict[str, Any], dict[str, NDArray[A
     return given, strided
 
 
-def _plain(plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, return_stats: bool, model: bool) -> Any:
+def _plain(
+    plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, with_stats: bool, model: bool
+) -> Selection[Any]:
     matrix = given["scores"]
     rows, width = matrix.shape
     valid = given["lengths"] if "lengths" in given else np.full(rows, width, np.int32)
     result = given["out"] if "out" in given else np.empty((rows, plan.problem.k), np.int32)
     result[live:] = -1
     select = run_reference if model else run_rows
-    stats = select(plan, matrix[:live], valid[:live], result[:live], return_stats)
-    indices = _part(call, "out", result)
-    return (indices, stats) if return_stats else indices
+    stats = select(plan, matrix[:live], valid[:live], result[:live], with_stats)
+    return Selection(_part(call, "out", result), stats=stats if with_stats else None)
 
 
 def _with_options(
-    plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, return_stats: bool, model: bool
-) -> Any:
+    plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, with_stats: bool, model: bool
+) -> Selection[Any]:
     options, k, matrix = call.problem.options, call.problem.k, given["scores"]
     rows, width = matrix.shape
     lengths, starts, ks = (given.get(name) for name in ("lengths", "starts", "k"))
@@ -107,13 +109,13 @@ def _with_options(
         finish.write(0, live, local)
     else:
         own = None if ks is None else np.clip(ks[:live], 0, k).astype(np.int32)
-        stats = run_finished(plan, matrix[:live], begins[:live], valid[:live], own, finish, return_stats)
-    return _answer(call, finish, stats if return_stats else None)
+        stats = run_finished(plan, matrix[:live], begins[:live], valid[:live], own, finish, with_stats)
+    return _answer(call, finish, stats if with_stats else None)
 
 
 def _with_entries(
-    plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, return_stats: bool, model: bool
-) -> Any:
+    plan: Plan, call: Call, given: dict[str, NDArray[Any]], live: int, with_stats: bool, model: bool
+) -> Selection[Any]:
     """Serve a call whose rows have entries, in the five steps of `ksieve.core.entries`."""
     options, k, matrix = call.problem.options, call.problem.k, given["scores"]
     rows, width = matrix.shape
@@ -146,7 +148,7 @@ def _with_entries(
             finish.values[:live] = values_of(found, sources, options.fill)
     else:
         run_arranging(plan, found, parts, chosen, finish, options)
-    return _answer(call, finish, stats if return_stats else None)
+    return _answer(call, finish, stats if with_stats else None)
 
 
 def _chosen(
@@ -175,19 +177,18 @@ def _outputs(call: Call, given: dict[str, NDArray[Any]]) -> dict[str, Any]:
         check_jax_int64()
     return {
         "out": given["out"] if "out" in given else np.empty(shape, index),
-        "raw": given.get("raw_out", np.empty(shape, index) if options.raw else None),
-        "values": given.get("values_out", np.empty(shape, scores.dtype) if options.values else None),
-        "counts": given.get("counts_out"),
+        "raw": given.get("raw", np.empty(shape, index) if options.raw else None),
+        "values": given.get("values", np.empty(shape, scores.dtype) if options.values else None),
+        "counts": given.get("counts", np.empty(scores.shape[0], np.int32) if options.counts else None),
         **{name: given.get(name) for name in ("page_table", "row_to_request", "offsets")},
     }
 
 
-def _answer(call: Call, finish: Finish, stats: Stats | None) -> Any:
-    """The results of a call, in their order."""
-    results = {"out": finish.out, "values_out": finish.values, "raw_out": finish.raw}
-    answer = [_part(call, name, array) for name, array in results.items() if array is not None]
-    answer += [stats] if stats is not None else []
-    return tuple(answer) if len(answer) > 1 else answer[0]
+def _answer(call: Call, finish: Finish, stats: Stats | None) -> Selection[Any]:
+    """Answer of a call, in arrays of the scores' library."""
+    results = {"out": finish.out, "values": finish.values, "raw": finish.raw, "counts": finish.counts}
+    parts = [None if array is None else _part(call, name, array) for name, array in results.items()]
+    return Selection._make([*parts, stats])
 
 
 def _part(call: Call, name: str, result: Any) -> Any:
@@ -195,7 +196,8 @@ def _part(call: Call, name: str, result: Any) -> Any:
     if name in call.arrays:
         return call.arrays[name]
     scores = call.arrays["scores"]
-    return _like(result.reshape(call.shape), scores, scores if name == "values_out" else None)
+    shape = call.leading if name == "counts" else call.shape
+    return _like(result.reshape(shape), scores, scores if name == "values" else None)
 
 
 def _like(result: Any, scores: Any, dtype_of: Any = None) -> Any:

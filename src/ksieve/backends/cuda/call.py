@@ -15,13 +15,15 @@ from ksieve.backends.cuda.runtime import workspace as workspaces
 from ksieve.backends.cuda.runtime.launch import WARM_UP
 from ksieve.backends.cuda.runtime.workspace import Workspace
 from ksieve.core import problem
-from ksieve.core.call import Call
+from ksieve.core.call import OUTPUTS, Call
 from ksieve.core.errors import BackendError
+from ksieve.core.leading import of_numbers
+from ksieve.core.selection import Selection
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.planning import length_bins
 from ksieve.planning.plan import Plan
 
-_NO_STATS = "return_stats reads results back, which is not possible while a stream is captured"
+_NO_STATS = "stats=True reads results back, which is not possible while a stream is captured"
 
 implicit_workspaces = workspaces.Cache()
 
@@ -31,18 +33,12 @@ def run(
     call: Call,
     *,
     workspace: Any = None,
-    return_stats: bool = False,
-) -> Any:
+    stats: bool = False,
+) -> Selection[Any]:
     """Enqueue one selection, which the plan covers, on the current stream of the scores' library.
 
-    Returns
-    -------
-    indices : array of the options' index dtype, of the scores' leading shape and k
-        `out`, or a new array of the scores' library.
-    values, raw : array of the same shape
-        Present if the plan's options include them; as `indices`.
-    stats : Stats
-        Only with ``return_stats=True``, which waits for the stream.
+    The arrays of the answer are the caller's, or new ones of the scores' library. With `stats` the call waits for the
+    stream.
 
     Raises
     ------
@@ -61,22 +57,22 @@ def run(
     results = outputs(plan, call)
     live_at, counted = call.address("num_rows"), None
     if not rows or not call.problem.columns:
-        _clear_counts(driver, call, index)
-        return _answer(results, _no_stats(driver, call, index) if return_stats else None)
+        _clear_counts(driver, call, results, index)
+        return answered(results, _no_stats(driver, call, index) if stats else None)
     stream = arrays.current_stream(info.library, scores, index)
     if call.live < rows:
         counted = arrays.new(info.library, (1,), "int32", index, "num_rows", call.live)
         live_at = problem.inspect(counted, "num_rows").pointer
-    launcher = launch.launcher_of(plan, stats=return_stats, stream=stream, leading=call.strided)
+    launcher = launch.launcher_of(plan, stats=stats, stream=stream, leading=call.strided)
     stats_memory = None
     with driver.activated(launcher.context):
         capturing = driver.is_capturing(stream)
-        if return_stats:
+        if stats:
             if capturing:
                 raise BackendError(_NO_STATS)
             stats_memory = workspaces.DriverMemory(driver, rows * 4 * len(STATS_COLUMNS), launcher.context)
         used = plan
-        if return_stats and plan.problem.options.block_size > 1:  # made by another family, which needs more
+        if stats and plan.problem.options.block_size > 1:  # made by another family, which needs more
             used, workspace = length_bins.stats_plan(plan), None
         memory, owner = workspace_memory(used, workspace, stream, capturing, info.library)
         # JAX, and the reads of this call, are not ordered after the kernel on its stream: wait here, also on errors.
@@ -91,13 +87,19 @@ def run(
         if stats_memory is not None:
             live = _live_rows(driver, call)
             raw = np.frombuffer(driver.read(stats_memory.pointer, live * 4 * len(STATS_COLUMNS)), np.int32)
-            return _answer(results, Stats(raw.reshape(live, len(STATS_COLUMNS))))
-    return _answer(results, None)
+            return answered(results, Stats(raw.reshape(live, len(STATS_COLUMNS))))
+    return answered(results)
 
 
-def _clear_counts(driver: Any, call: Call, index: int) -> None:
+def answered(results: dict[str, Any], stats: Stats | None = None) -> Selection[Any]:
+    """Answer of a call whose arrays have the names of their arguments."""
+    return Selection._make([*map(results.get, OUTPUTS), stats])
+
+
+def _clear_counts(driver: Any, call: Call, results: dict[str, Any], index: int) -> None:
     """Zero the counts of a call that launches nothing."""
-    if (counts := call.described.get("counts_out")) is not None and call.problem.rows:
+    if "counts" in results and call.problem.rows:
+        counts = of_numbers(problem.inspect(results["counts"], "counts"), "counts", filled=True)
         stream = arrays.current_stream(call.scores.library, call.arrays["scores"], index)
         with driver.activated(driver.context(index)):
             if len(counts.shape) == 1:
@@ -126,12 +128,6 @@ def _live_rows(driver: Any, call: Call) -> int:
     if not address:
         return call.live
     return min(max(int.from_bytes(driver.read(address, 4), "little", signed=True), 0), call.problem.rows)
-
-
-def _answer(results: dict[str, Any], stats: Stats | None) -> Any:
-    """Result of `ksieve.topk`: the indices, or a tuple of the indices and the further outputs."""
-    found = (*results.values(), stats) if stats is not None else tuple(results.values())
-    return found if len(found) > 1 else found[0]
 
 
 def workspace_memory(plan: Plan, workspace: Any, stream: int, capturing: bool, library: str) -> tuple[int, Any]:

@@ -16,14 +16,14 @@ from ksieve.backends.cuda.call import implicit_workspaces, workspace_memory
 from ksieve.backends.cuda.packing import launched
 from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime.workspace import ALIGNMENT, Workspace
-from ksieve.core.call import Call
+from ksieve.core.call import OUTPUTS, Call
+from ksieve.core.selection import Selection
 from ksieve.planning.plan import Plan
 
 FastPath = Callable[[tuple[Any, ...]], Any]
-"""Called with the arguments of a call; returns the result of `ksieve.topk`, or None without any effect."""
+"""Called with the arguments of a call; returns its answer, or None without any effect."""
 
 _NO_ARRAYS = (int, str, bool, type(None), Workspace)
-_OUTPUTS = ("out", "values_out", "raw_out", "counts_out")
 
 
 def make_fast_path(plan: Plan, call: Call, names: Sequence[str], given: Sequence[Any], result: Any) -> FastPath | None:
@@ -32,10 +32,9 @@ def make_fast_path(plan: Plan, call: Call, names: Sequence[str], given: Sequence
     It is a closure, because reading many names is fastest from cells.
 
     `names`, `given`: names and values of the call's arguments. All that are no arrays are equal in the calls of the
-    fast path. `result` (Tensor or tuple of Tensor): what the call has returned.
+    fast path. `result` (Selection): what the call has returned.
     """
     import torch
-    from torch.autograd import forward_ad
 
     at = {name: i for i, name in enumerate(names) if type(given[i]) not in _NO_ARRAYS}
     tensors = [given[i] for i in at.values()]
@@ -43,13 +42,13 @@ def make_fast_path(plan: Plan, call: Call, names: Sequence[str], given: Sequence
         return None
     if (same := _guard(tensors)) is None:
         return None
-    results = dict(zip(_parts(plan), result if isinstance(result, tuple) else (result,), strict=True))
+    results = {name: made for name, made in zip(OUTPUTS, result, strict=False) if made is not None}
     new = {name: made for name, made in results.items() if name not in at}
     # The method of an empty tensor with the sizes one by one: half the time of `torch.empty`.
-    makes, shape = [made.new_empty(0).new_empty for made in new.values()], call.shape
+    makes = [(made.new_empty(0).new_empty, made.shape) for made in new.values()]
     pick = itemgetter(*at.values()) if len(at) > 1 else lambda given: (given[0],)
-    answer = itemgetter(*[[*at, *new].index(name) for name in results])
-    apart, carrying = _apart(call, list(at)), plan.problem.options.values
+    answer = _answer([[*at, *new].index(name) if name in results else -1 for name in OUTPUTS])
+    apart = _apart(call, list(at))
 
     place, needed, zeroed = names.index("workspace"), plan.workspace_bytes, plan.workspace_zeroed
     raw, bound = "workspace" in at, type(given[place]) is Workspace
@@ -67,8 +66,7 @@ def make_fast_path(plan: Plan, call: Call, names: Sequence[str], given: Sequence
     def call_again(given: tuple[Any, ...]) -> Any:
         nonlocal known
         found = pick(given)
-        # A tangent is the only fact of a gradient that the guards do not know.
-        if not same(*found) or (carrying and getattr(forward_ad, "_current_level", 0) >= 0):
+        if not same(*found):
             return None
         addresses = [tensor.data_ptr() for tensor in found]
         if addresses != known:
@@ -77,7 +75,7 @@ def make_fast_path(plan: Plan, call: Call, names: Sequence[str], given: Sequence
             known = addresses
         stream, owner = current_stream(index), None
         if makes:
-            made = [make(*shape) for make in makes]
+            made = [make(*shape) for make, shape in makes]
             found, addresses = (*found, *made), addresses + [tensor.data_ptr() for tensor in made]
         if raw:
             if addresses[raw_place] % ALIGNMENT:
@@ -107,10 +105,12 @@ def make_fast_path(plan: Plan, call: Call, names: Sequence[str], given: Sequence
     return call_again
 
 
-def _parts(plan: Plan) -> list[str]:
-    """Names of the outputs of a call, in the order of its result."""
-    options = plan.problem.options
-    return ["out", *(["values_out"] if options.values else []), *(["raw_out"] if options.raw else [])]
+def _answer(places: list[int]) -> Callable[[tuple[Any, ...]], Selection[Any]]:
+    """Return a function that makes an answer of the tensors of a call; -1 stands for None."""
+    (first, *others), chosen = places, itemgetter(*places)
+    if set(others) == {-1}:  # the usual call, of indices alone
+        return lambda found: Selection(found[first])
+    return lambda found: Selection(*chosen((*found, None)))
 
 
 def _guard(tensors: Sequence[Any]) -> Callable[..., bool] | None:
@@ -136,7 +136,7 @@ def _apart(call: Call, names: Sequence[str]) -> Callable[[list[int]], bool]:
     """Return a function that checks addresses: all tensors have memory, and outputs share none with another array."""
     described = [call.described.get("lengths" if name == "ends" else name) for name in names]
     spans = [(0, 0) if info is None else info.span for info in described]
-    sizes = [(name in _OUTPUTS, end - begin) for name, (begin, end) in zip(names, spans, strict=True)]
+    sizes = [(name in OUTPUTS, end - begin) for name, (begin, end) in zip(names, spans, strict=True)]
     pairs = [
         (i, j, own, its)
         for i, (written, own) in enumerate(sizes)

@@ -9,7 +9,7 @@ from ksieve.backends.cuda.runtime.launch import ARRAYS, Arguments, Launcher
 from ksieve.core import problem
 from ksieve.core.arrays import ArrayInfo
 from ksieve.core.call import NUMBERS, Call
-from ksieve.core.leading import numbers, of_rows
+from ksieve.core.leading import numbers, of_numbers, of_rows
 from ksieve.planning.plan import Plan
 
 _ENDS, _ABSOLUTE, _WIDE, _HIGHEST, _PAGED, _UNFILLED, _WIDE_STARTS = 1, 2, 4, 8, 16, 32, 64
@@ -22,12 +22,13 @@ def outputs(plan: Plan, call: Call) -> dict[str, Any]:
     Raises `ArgumentError` if a new array is needed and cannot be made.
     """
     options, scores, index = plan.problem.options, call.scores, plan.problem.device.index
-    dtypes: dict[str, str] = {"out": options.index_dtype}
-    dtypes |= {"values_out": scores.dtype} if options.values else {}
-    dtypes |= {"raw_out": options.index_dtype} if options.raw else {}
+    asked: dict[str, tuple[tuple[int, ...], str]] = {"out": (call.shape, options.index_dtype)}
+    asked |= {"values": (call.shape, scores.dtype)} if options.values else {}
+    asked |= {"raw": (call.shape, options.index_dtype)} if options.raw else {}
+    asked |= {"counts": (call.leading, "int32")} if options.counts else {}
     return {
-        name: call.arrays[name] if name in call.arrays else arrays.new(scores.library, call.shape, dtype, index, name)
-        for name, dtype in dtypes.items()
+        name: call.arrays[name] if name in call.arrays else arrays.new(scores.library, shape, dtype, index, name)
+        for name, (shape, dtype) in asked.items()
     }
 
 
@@ -39,9 +40,9 @@ def launched(
     `live`, `stats`, `memory`: addresses of the live row count, the statistics and the workspace.
     """
     made = {
-        name: of_rows(problem.inspect(array, name), name)
+        name: of_numbers(info, name) if name in NUMBERS else of_rows(info, name)
         for name, array in results.items()
-        if name not in call.described
+        if name not in call.described and (info := problem.inspect(array, name))
     }
     infos, asked = {**call.described, **made}, call.problem
     options = _options(plan, call, infos) if launcher.extended else ()
@@ -58,7 +59,7 @@ def _options(plan: Plan, call: Call, infos: dict[str, ArrayInfo]) -> tuple[int, 
     """Fields of `launch.OPTIONS`."""
     options = plan.problem.options
     addresses = [call.address(name) for name in ("starts", "k", "page_table", "row_to_request", "offsets")]
-    further = [infos.get(name) for name in ("values_out", "raw_out")]
+    further = [infos.get(name) for name in ("values", "raw")]
     addresses += [info.pointer if info else 0 for info in further]
     pitches = [problem.row_pitch(info) if info else 0 for info in further]
     requests, pages, table_pitch = 0, 0, 0
@@ -84,4 +85,5 @@ def _slots(call: Call, infos: dict[str, ArrayInfo]) -> tuple[int, ...]:
     if positions := infos.get("positions") or infos.get("block_table"):
         at, pitch, width = positions.pointer, problem.row_pitch(positions), positions.shape[-1]
         block = call.problem.width // width if "block_table" in infos and width else 0
-    return call.address("counts_out"), call.address("tail"), at, pitch, call.problem.options.expand, block
+    counts = infos["counts"].pointer if "counts" in infos else 0
+    return counts, call.address("tail"), at, pitch, call.problem.options.expand, block

@@ -5,8 +5,8 @@ argument is traced. ``import ksieve`` does not import JAX.
 
 A traced call is checked like any other, on stand-ins that have the shapes and dtypes of its arrays, and becomes one
 custom call. XLA calls its handler (`ksieve.frontends.jax.ffi`) with the arrays' memory, and the handler calls
-`topk_eager`: on the CPU with NumPy views; on CUDA with device arrays that name XLA's stream, so that kernels are
-enqueued there and the host does not wait.
+`ksieve.dispatch.select`: on the CPU with NumPy views; on CUDA with device arrays that name XLA's stream. Kernels are
+enqueued there, and the host does not wait.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ksieve import dispatch
-from ksieve.core import arguments, problem
 from ksieve.core import call as calls
+from ksieve.core import problem
 from ksieve.core.arrays import TAKES, check_jax_int64
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.core.options import Options
+from ksieve.core.selection import Selection
+from ksieve.core.table import TABLE, names
 from ksieve.frontends.jax.ffi import Buffer, Frame, Handler
 from ksieve.planning import choose as planner
 from ksieve.planning.plan import Plan
@@ -39,8 +41,7 @@ TARGET = "ksieve_topk"
 OLDEST = (0, 8, 3)
 """The oldest JAX with the FFI of `ksieve.frontends.jax.ffi`."""
 
-_OUTPUTS = ("values_out", "raw_out")
-_INPUTS = tuple(name for name in arguments.ARRAYS if name not in _OUTPUTS)
+_INPUTS = names(lambda option: option.kind == "input" and option.jax and option.name != "lengths")
 _NEW = "nothing while JAX traces: JAX arrays are immutable, and the result is a new one"
 
 
@@ -80,7 +81,7 @@ _StandIn.__module__ = "jax"  # error messages then name JAX's functions as remed
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class Program:
     """What a custom call is to do, apart from its arrays.
 
     `arrays`: names of its arguments, in order. `k`: slots per row. `plan`: the text of a plan.
@@ -93,68 +94,60 @@ class Selection:
 
     @property
     def text(self) -> str:
-        """The selection as text, which `selection_of` reads."""
+        """The program as text, which `program_of` reads."""
         return json.dumps(asdict(self))
 
 
 @lru_cache(maxsize=4096)
-def selection_of(text: bytes) -> Selection:
-    """Read a selection back."""
+def program_of(text: bytes) -> Program:
+    """Read a program back."""
     fields = json.loads(text)
     fields["options"] = Options(**fields["options"])
-    return Selection(**fields | {"arrays": tuple(fields["arrays"])})
+    return Program(**fields | {"arrays": tuple(fields["arrays"])})
 
 
 def traced(
     scores: Any,
     lengths: Any,
     k: Any,
-    *,
     plan: Plan | None,
-    policy: Any,
-    backend: Any,
     out: Any,
     workspace: Any,
     num_rows: Any,
-    return_stats: Any,
-    keywords: Mapping[str, Any],
-) -> Any:
-    """Run `ksieve.topk` in a traced program, as one custom call.
+    given: Mapping[str, Any],
+    stats: Any,
+) -> Selection[Any]:
+    """Run a call in a traced program, as one custom call.
 
     Raises `ArgumentError` as `ksieve.topk` does, and for arguments that a traced program cannot represent.
     """
-    if return_stats is not False:
-        raise ArgumentError("return_stats", shown(return_stats), "False while JAX traces: nothing is read back")
-    if policy is not None:
-        raise ArgumentError("policy", shown(policy), "nothing while JAX traces: pass plan=ksieve.plan(policy=...)")
-    if not isinstance(backend, str) or backend != "auto":
-        raise ArgumentError("backend", shown(backend), "'auto' while JAX traces: XLA decides where the program runs")
-    for name in arguments.UNTRACED:
-        if keywords.get(name) is not None:
-            raise ArgumentError(name, kind_of(keywords[name]), "nothing while JAX traces: only an eager call takes it")
-    for name, idle in arguments.UNTRACED_NUMBERS.items():
-        value = keywords.get(name)
-        if isinstance(value, int) and (value is True or value > idle):
-            raise ArgumentError(name, value, "nothing while JAX traces: only an eager call takes it")
+    if stats is not False:
+        raise ArgumentError("stats", shown(stats), "False while JAX traces: nothing is read back")
+    for option in TABLE:
+        value = given.get(option.name)
+        array = option.kind in ("input", "output") and value is not None and value is not False
+        if not option.jax and (array or (isinstance(value, int) and value != option.neutral)):
+            raise ArgumentError(option.name, shown(value), "nothing while JAX traces: only an eager call takes it")
     if isinstance(plan, Plan) and plan.problem.options.entries:
-        got = "a plan with block_size, force or expand"
+        got = "a plan with blocks"
         raise ArgumentError("plan", got, "one without while JAX traces: eager calls have them")
-    for name, given in {"out": out, "workspace": workspace, **{n: keywords.get(n) for n in _OUTPUTS}}.items():
-        if given is not None:
-            raise ArgumentError(name, kind_of(given), _NEW)
+    outputs = {name: given.get(name, False) for name in ("values", "raw")}
+    for name, array in {"out": out, "workspace": workspace, **outputs}.items():
+        if array is not None and not isinstance(array, bool):
+            raise ArgumentError(name, kind_of(array), _NEW)
     dispatch.check_plan_kind(plan)
     live = problem.live_rows(num_rows, problem.MAX_SIZE)
     if live is not None:
         num_rows = np.array([live], np.int32)
     inputs = {"scores": scores, "lengths": lengths, "k": k if _per_row(k) else None, "num_rows": num_rows}
-    inputs |= {name: keywords.get(name) for name in _INPUTS}
+    inputs |= {name: given.get(name) for name in _INPUTS}
     stand_ins = {name: _stand_in(array, name) for name, array in inputs.items()}
     call = calls.parse(
         stand_ins["scores"],
         stand_ins["lengths"],
         k if stand_ins["k"] is None else stand_ins["k"],
         num_rows=stand_ins["num_rows"],
-        keywords=dict(keywords) | {name: stand_ins[name] for name in _INPUTS if stand_ins[name] is not None},
+        given=dict(given) | {name: stand_ins[name] for name in _INPUTS if stand_ins[name] is not None},
         planned=plan.problem if plan is not None else None,
     )
     asked = call.problem
@@ -167,10 +160,16 @@ def traced(
         planner.check_covers(plan, replace(asked, device=plan.problem.device))
     if asked.options.index_dtype == "int64":
         check_jax_int64()
-    given = tuple(name for name, array in inputs.items() if array is not None)
-    selection = Selection(given, asked.k, asked.options, None if plan is None else encode_plan(plan))
-    answer = _select(selection, tuple(jnp.asarray(inputs[name]) for name in given))
-    return answer if len(answer) > 1 else answer[0]
+    names_given = tuple(name for name, array in inputs.items() if array is not None)
+    program = Program(names_given, asked.k, asked.options, None if plan is None else encode_plan(plan))
+    answer = _select(program, tuple(jnp.asarray(inputs[name]) for name in names_given))
+    found = dict(zip(_outputs_of(asked.options), answer, strict=True))
+    return Selection(found["out"], found.get("values"), found.get("raw"))
+
+
+def _outputs_of(options: Options) -> tuple[str, ...]:
+    """Names of the results of a custom call, in their order."""
+    return ("out", *(name for name in ("values", "raw") if getattr(options, name)))
 
 
 def _per_row(value: Any) -> bool:
@@ -195,37 +194,37 @@ def _stand_in(array: Any, name: str) -> Any:
         raise ArgumentError(name, f"dtype {facts.dtype}", TAKES) from None
 
 
-def _call(selection: Selection, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+def _call(program: Program, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return indices, and values and raw indices where the options say so."""
-    scores, options = arrays[0], selection.options
-    shape, index = (scores.shape[0], selection.k), np.dtype(options.index_dtype)
+    scores, options = arrays[0], program.options
+    shape, index = (scores.shape[0], program.k), np.dtype(options.index_dtype)
     results = [jax.ShapeDtypeStruct(shape, index)]
     results += [jax.ShapeDtypeStruct(shape, scores.dtype)] if options.values else []
     results += [jax.ShapeDtypeStruct(shape, index)] if options.raw else []
     # Leading dimensions of vmap become rows in the handler; every array has them then.
     call = jax.ffi.ffi_call(TARGET, results, vmap_method="broadcast_all")
-    return tuple(call(*arrays, selection=selection.text))
+    return tuple(call(*arrays, selection=program.text))
 
 
 _select = jax.custom_jvp(_call, nondiff_argnums=(0,))
 
 
-def _select_jvp(selection: Selection, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _select_jvp(program: Program, primals: Any, tangents: Any) -> tuple[Any, Any]:
     """Derivative: values change as the scores at their positions do; positions do not change."""
     (arrays,), ((change, *_),) = primals, tangents
-    options, asked = selection.options, selection
+    options, asked = program.options, program
     differs = options.values and jnp.issubdtype(arrays[0].dtype, jnp.floating)
     if differs and options.transform != "none" and not options.raw:
         # Only raw indices are positions. A plan is bound to its options, and changes no answer.
-        asked = replace(selection, options=replace(options, raw=True), plan=None)
+        asked = replace(program, options=replace(options, raw=True), plan=None)
     every = _select(asked, arrays)
     answer = every[: 1 + options.values + options.raw]
     changes = [np.zeros(one.shape, jax.dtypes.float0) for one in answer]
     if differs:
         slots = every[2] if asked.options.raw else every[0]
         used, positions = slots >= 0, slots
-        if options.index_base == "start" and "starts" in selection.arrays:
-            starts = arrays[selection.arrays.index("starts")]
+        if options.index_base == "start" and "starts" in program.arrays:
+            starts = arrays[program.arrays.index("starts")]
             positions = slots + jnp.clip(starts, 0, arrays[0].shape[1])[:, None]
         taken = jnp.take_along_axis(change, jnp.where(used, positions, 0), axis=1)
         changes[1] = jnp.where(used, taken, jnp.zeros_like(taken))
@@ -237,27 +236,21 @@ _select.defjvp(_select_jvp)
 
 def _run(frame: Frame, wrap: Callable[[Buffer], Any]) -> None:
     """Execute a custom call; `wrap` makes an array of a buffer."""
-    selection = selection_of(frame.text)
-    plan = decode_plan(selection.plan) if selection.plan is not None else None
-    options = selection.options
-    outputs = ("out", *(["values_out"] if options.values else []), *(["raw_out"] if options.raw else []))
+    program = program_of(frame.text)
+    plan = decode_plan(program.plan) if program.plan is not None else None
+    options = program.options
+    outputs = _outputs_of(options)
     batch = len(frame.arguments[0].shape) - 2
     # Rows of a batch are rows of one call, unless each part has its own live rows, table or plan.
-    apart = batch and (plan is not None or "num_rows" in selection.arrays or "page_table" in selection.arrays)
+    apart = batch and (plan is not None or "num_rows" in program.arrays or "page_table" in program.arrays)
     for buffers in _parts([*frame.arguments, *frame.results], batch, bool(apart)):
-        given = dict(zip((*selection.arrays, *outputs), map(wrap, buffers), strict=True))
+        given = dict(zip((*program.arrays, *outputs), map(wrap, buffers), strict=True))
         scores, lengths, ks, rows = (given.pop(name, None) for name in ("scores", "lengths", "k", "num_rows"))
         out = given.pop("out")
-        keywords = given | {
-            "index_base": options.index_base, "next_n": options.next_n, "max_k": None if ks is None else selection.k,
-            "page_size": options.page_size if "page_table" in given else None, "index_dtype": options.index_dtype,
-            "sorted": False if options.order == "any" else options.order, "tie_break": options.tie_break,
-            "largest": options.largest, "nan": options.nan, "overlap": options.overlap,
-        }  # fmt: skip
-        if options.plain:
-            keywords = {"ends": given["ends"]} if "ends" in given else {}
-        slots = selection.k if ks is None else ks
-        dispatch.topk_eager(scores, lengths, slots, plan, out=out, num_rows=rows, keywords=keywords)
+        slots: Any = program.k
+        if ks is not None:
+            slots, given["max_k"] = ks, program.k
+        dispatch.select(scores, lengths, slots, plan, out, None, rows, given, options=options)
 
 
 def _parts(buffers: list[Buffer], batch: int, apart: bool) -> Iterator[tuple[Buffer, ...]]:

@@ -10,13 +10,21 @@ imports PyTorch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
+from ksieve import dispatch
+from ksieve.core.arguments import warn_of_gradients
+from ksieve.core.call import parse
+from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
+from ksieve.core.selection import Selection
+from ksieve.planning.choose import check_covers
+from ksieve.planning.plan import Plan
 
 _HIGHEST = (1 << 31) - 1
 """Above every level of a number; its negative is below all."""
@@ -27,6 +35,11 @@ def recorded(tensor: Any) -> bool:
     return bool(tensor.requires_grad and torch.is_grad_enabled())
 
 
+def inside_transform() -> bool:
+    """Whether a transform of ``torch.func`` is active. While Dynamo traces one, it is."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def wanted(scores: Any) -> bool:
     """Whether values of these scores carry a gradient: a backward one, or the tangent of forward mode."""
     return recorded(scores) or forward_ad.unpack_dual(scores).tangent is not None
@@ -35,6 +48,53 @@ def wanted(scores: Any) -> bool:
 def positions_only(options: Options) -> Options:
     """Options of the call that selects the positions, in every slot: no values, and raw indices where they differ."""
     return replace(options, filled=True, values=False, raw=options.raw or options.transform != "none")
+
+
+def select(
+    scores: Any,
+    lengths: Any,
+    k: Any,
+    plan: Plan | None,
+    out: Any,
+    workspace: Any,
+    num_rows: Any,
+    given: Mapping[str, Any],
+    *,
+    stats: bool = False,
+) -> Selection[Any]:
+    """Run a call of tensors that asks for values (`ksieve.dispatch.select`); they carry a gradient where scores do.
+
+    Values that are written to a given tensor carry none, which is said once; one that requires grad is refused.
+    """
+    array = given["values"]
+    try:
+        carried, given_one = wanted(scores), isinstance(array, torch.Tensor) and recorded(array)
+    except Exception:  # a subclass may raise anything; the checks of the call report it
+        carried = given_one = False
+    if array is not True:
+        if given_one and not inside_transform():
+            raise ArgumentError("values", "a tensor that requires grad", "one that does not: values.detach()")
+        if carried:
+            warn_of_gradients()
+    if array is not True or not carried:
+        return dispatch.select(scores, lengths, k, plan, out, workspace, num_rows, given, stats=stats)
+    call = parse(
+        scores, lengths, k, out=out, num_rows=num_rows, given=given, planned=plan.problem if plan is not None else None
+    )
+    options = call.problem.options
+    inner = positions_only(options)
+    if plan is not None:
+        check_covers(plan, call.problem)
+        plan = replace(plan, problem=replace(plan.problem, options=inner))
+    # The workspace was made for the plan of the call, and not for that of the positions.
+    raw = given.get("raw", False)
+    asked = {**given, "values": False, "raw": inner.raw if raw is False else raw, "fill": True}
+    memory = None if scores.is_cuda else workspace
+    found = dispatch.select(scores.detach(), lengths, k, plan, out, memory, num_rows, asked, stats=stats)
+    own = {name: beside(scores, call.arrays.get(name)) for name in ARRAYS}
+    positions = found.raw if inner.raw else found.indices
+    values = gather(scores, positions, layout_of(options), **own)
+    return found._replace(values=values, raw=found.raw if options.raw else None)
 
 
 ARRAYS = ("lengths", "starts", "tail", "positions", "block_table")
@@ -79,7 +139,7 @@ def gather(
     """Values at raw indices, as a differentiable function of the scores.
 
     `scores`: Tensor, shape (..., width). `raw` (Tensor of int32 or int64, shape (..., columns)): as with
-    ``return_raw=True``: -1 in unused slots. `lengths`, `starts`, `tail`, `positions`, `block_table` (Tensor, optional):
+    ``raw=True``: -1 in unused slots. `lengths`, `starts`, `tail`, `positions`, `block_table` (Tensor, optional):
     those of the call, `lengths` also for its ends. Returns Tensor of the scores' dtype, shape (..., columns): the
     scores, bit for bit: of a block the first of its best ones, in slots of the tail the value of unused ones.
     """

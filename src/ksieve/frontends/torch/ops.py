@@ -7,10 +7,10 @@ Operators
 ---------
 ``torch.ops.ksieve.topk(scores, lengths, k) -> indices``
     A new int32 tensor of shape (rows, k).
-``torch.ops.ksieve.topk_options(scores, lengths, num_rows, starts, ends, ks, page_table, row_to_request, offsets, k,
-plan, options, out!, values_out!, raw_out!, workspace!, tail, positions, block_table, counts_out!) -> ()``
-    Writes `out`, with options in the text form of `encode_options`; an array is None where the options do not use it.
-    `plan` is None or a plan in the text form of `encode_plan`; `workspace` is None or bytes.
+``torch.ops.ksieve.topk_options(scores, k, plan, options, num_rows, ks, inputs, out!, workspace!, outputs!) -> ()``
+    Writes `out`, with options in the text form of `encode_options`. Inputs and outputs are the arrays of the table of
+    options (`ksieve.core.table`), by name; each is None where the options do not use it. `plan` is None or a plan in
+    the text form of `encode_plan`; `workspace` is None or bytes.
 ``torch.ops.ksieve.select``
     `topk_options` without outputs to write (`ksieve.frontends.torch.select`), for ``torch.func``.
 
@@ -30,7 +30,9 @@ import torch
 
 from ksieve.core import arguments, problem
 from ksieve.core.errors import ArgumentError, kind_of
-from ksieve.core.options import PLAIN, Options
+from ksieve.core.options import Options
+from ksieve.core.selection import Selection
+from ksieve.core.table import INPUTS, OUTPUTS
 from ksieve.frontends.torch import gradients
 from ksieve.frontends.torch.select import check_fake, decode_options, run
 from ksieve.planning.plan import Plan
@@ -39,7 +41,7 @@ from ksieve.planning.plan_text import encode_plan
 Scalars = tuple[tuple[str, Any], ...]
 """Keyword arguments of a call that are no arrays."""
 
-_ARRAYS = (*arguments.ARRAYS, *arguments.UNTRACED)
+_ARRAYS = (*INPUTS, *OUTPUTS)
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 torch.library.define("ksieve::topk", "(Tensor scores, Tensor? lengths, int k) -> Tensor", tags=_TAGS)
@@ -48,7 +50,7 @@ torch.library.define("ksieve::topk", "(Tensor scores, Tensor? lengths, int k) ->
 def _topk(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> torch.Tensor:
     problem.check_scores(problem.inspect(scores, "scores"))
     indices = scores.new_empty((scores.shape[0], problem.check_k(k)), dtype=torch.int32)
-    run(scores, lengths, k, None, PLAIN, {}, out=indices)
+    run(scores, k, None, None, {"lengths": lengths}, indices)
     return indices
 
 
@@ -72,55 +74,62 @@ def traced(
     scores: Any,
     lengths: Any,
     k: Any,
-    *,
     plan: Plan | None,
     out: Any,
     workspace: Any,
     num_rows: Any,
-    keywords: Mapping[str, Any],
-) -> Any:
-    """Run `ksieve.topk` in a traced program or inside ``torch.func``, as one operator call.
+    given: Mapping[str, Any],
+    stats: bool,
+) -> Selection[Any]:
+    """Run a call in a traced program or inside ``torch.func``, as one operator call.
 
     Values that carry a gradient are gathered by operators of PyTorch (`ksieve.frontends.torch.gradients`).
     """
+    if stats is not False:
+        refuse("stats", True, "False under torch.compile, torch.export and torch.func")
     if plan is not None and not isinstance(plan, Plan):
         refuse("plan", kind_of(plan), "a Plan from ksieve.plan, or None")
     live = problem.live_rows(num_rows, problem.MAX_SIZE)
     if live is not None:
         num_rows = torch.full((1,), live, dtype=torch.int32, device=scores.device)
-    for name, array in {"lengths": lengths, "out": out, "workspace": workspace, "num_rows": num_rows}.items():
-        _check_tensor(array, name)
-    for name in _ARRAYS:
-        _check_tensor(keywords.get(name), name)
     ks = k if isinstance(k, torch.Tensor) else None
-    slots = _slots(k, ks is not None, keywords.get("max_k"), plan)
-    arrays = {name: keywords.get(name) for name in _ARRAYS}
-    lengths, arrays["ends"], arrays["starts"] = map(_narrowed, (lengths, arrays["ends"], arrays["starts"]))
-    given = tuple(name for name in _ARRAYS if arrays[name] is not None)
-    scalars = tuple((name, keywords[name]) for name in keywords if name not in _ARRAYS)
+    slots = _slots(k, ks is not None, given.get("max_k"), plan)
+    arrays = {name: given.get(name) for name in _ARRAYS}
+    arrays["lengths"] = lengths
+    wanted = {}
+    for name in OUTPUTS:
+        wanted[name] = arrays[name] is not None and arrays[name] is not False
+        if isinstance(arrays[name], bool):
+            arrays[name] = None
+    for name, array in {"out": out, "workspace": workspace, "num_rows": num_rows, **arrays}.items():
+        if array is not None and not isinstance(array, torch.Tensor):
+            refuse(name, kind_of(array), "a torch tensor, while tracing")
+    for name in ("lengths", "ends", "starts"):
+        arrays[name] = _narrowed(arrays[name])
+    stated = tuple(name for name in _ARRAYS if arrays[name] is not None or wanted.get(name))
+    scalars = tuple((name, given[name]) for name in given if name not in _ARRAYS)
     dtype = None if out is None else str(out.dtype).removeprefix("torch.")
-    asked = (scalars, given, plan, ks is not None, lengths is not None, dtype)
-    options, values, raw = encode_options(*asked)
+    asked = (scalars, stated, plan, ks is not None, lengths is not None, dtype)
+    options = encode_options(*asked)
     text = None if plan is None else encode_plan(plan)
-    transformed = inside_transform()
+    transformed = gradients.inside_transform()
     if transformed:
-        _refuse_outputs({"out": out, "workspace": workspace} | arrays)
-    recorded = values and gradients.recorded(scores)
-    if recorded and arrays["values_out"] is not None:
+        for name, array in {"out": out, "workspace": workspace, **{name: arrays[name] for name in OUTPUTS}}.items():
+            if array is not None:
+                refuse(name, "a tensor inside torch.func", "nothing there: the results are new tensors")
+    carried = gradients.recorded(scores)
+    if carried and arrays["values"] is not None:
         arguments.warn_of_gradients()
-    if not values or arrays["values_out"] is not None or not (recorded or transformed):
-        outputs = (out, arrays["values_out"], arrays["raw_out"], workspace)
-        found = _operator(scores, lengths, num_rows, ks, arrays, slots, text, options, outputs, transformed)
-        return found if len(found) > 1 else found[0]
+    if not wanted["values"] or arrays["values"] is not None or not (carried or transformed):
+        return _operator(scores, num_rows, ks, arrays, slots, text, options, out, workspace, transformed)
     text, options, layout = encode_positions(*asked)
     # The workspace was made for the plan of the call, and not for that of the positions.
-    outputs = (out, None, arrays["raw_out"], None)
-    selected = scores.detach()
-    found = _operator(selected, lengths, num_rows, ks, arrays, slots, text, options, outputs, transformed)
-    bounds = arrays["ends"] if lengths is None else lengths
+    found = _operator(scores.detach(), num_rows, ks, arrays, slots, text, options, out, None, transformed)
+    positions = found.indices if found.raw is None else found.raw
+    bounds = arrays["ends"] if lengths is None else arrays["lengths"]
     own = {name: arrays[name] for name in ("starts", "tail", "positions", "block_table")}
-    gathered = gradients.gather(scores, found[-1], gradients.Layout(*layout), lengths=bounds, **own)
-    return (found[0], gathered, found[-1]) if raw else (found[0], gathered)
+    values = gradients.gather(scores, positions, gradients.Layout(*layout), lengths=bounds, **own)
+    return Selection(found.indices, values, found.raw if wanted["raw"] else None, found.counts)
 
 
 def _narrowed(lengths: Any) -> Any:
@@ -148,82 +157,45 @@ def _slots(k: Any, per_row: bool, max_k: Any, plan: Plan | None) -> int:
 
 def _operator(
     scores: Any,
-    lengths: Any,
     num_rows: Any,
     ks: Any,
     arrays: Mapping[str, Any],
     slots: int,
     plan: str | None,
     options: str,
-    outputs: tuple[Any, Any, Any, Any],
+    out: Any,
+    workspace: Any,
     transformed: bool,
-) -> tuple[Any, ...]:
-    """Call the operator that serves; the results of `topk`, in its order."""
-    out, values_out, raw_out, workspace = outputs
-    alone = plan is None and out is None and num_rows is None and workspace is None
-    if options == "" and alone and not transformed:
-        return (torch.ops.ksieve.topk(scores, arrays["ends"] if lengths is None else lengths, slots),)
-    inputs = (
-        scores, lengths, num_rows, arrays["starts"], arrays["ends"], ks, arrays["page_table"],
-        arrays["row_to_request"], arrays["offsets"], slots, plan, options,
-    )  # fmt: skip
-    more = (arrays["tail"], arrays["positions"], arrays["block_table"])
+) -> Selection[Any]:
+    """Call the operator that serves."""
+    if options == "" and plan is None and out is None and num_rows is None and workspace is None and not transformed:
+        bounds = arrays["ends"] if arrays["lengths"] is None else arrays["lengths"]
+        return Selection(torch.ops.ksieve.topk(scores, bounds, slots))
+    inputs = (scores, slots, plan, options, num_rows, ks, *[arrays[name] for name in INPUTS])
+    index64, asked, columns = outputs_of(options, slots)
     if transformed:
-        return tuple(torch.ops.ksieve.select(*inputs, *more))
-    index64, values, raw, expand, further = outputs_of(options)
-    shape, index = (scores.shape[0], slots * expand + further), torch.int64 if index64 else torch.int32
-    result = out if out is not None else scores.new_empty(shape, dtype=index)
-    if values and values_out is None:
-        values_out = scores.new_empty(shape)
-    if raw and raw_out is None:
-        raw_out = scores.new_empty(shape, dtype=index)
-    torch.ops.ksieve.topk_options(
-        *inputs, out=result, values_out=values_out, raw_out=raw_out, workspace=workspace, tail=more[0],
-        positions=more[1], block_table=more[2], counts_out=arrays["counts_out"],
-    )  # fmt: skip
-    return (result, *([values_out] if values else []), *([raw_out] if raw else []))
+        made = torch.ops.ksieve.select(*inputs)
+        found = dict(zip(("out", *asked), made, strict=True))
+        return Selection(found["out"], None, found.get("raw"), found.get("counts"))
+    index = torch.int64 if index64 else torch.int32
+    if out is None:
+        out = scores.new_empty((scores.shape[0], columns), dtype=index)
+    outputs = {name: arrays[name] for name in OUTPUTS}
+    for name, dtype in (("values", scores.dtype), ("raw", index), ("counts", torch.int32)):
+        if name in asked and outputs[name] is None:
+            shape = (scores.shape[0],) if name == "counts" else (scores.shape[0], columns)
+            outputs[name] = scores.new_empty(shape, dtype=dtype)
+    torch.ops.ksieve.topk_options(*inputs, out=out, workspace=workspace, **outputs)
+    return Selection(out, *[outputs[name] if name in asked else None for name in OUTPUTS])
 
 
-def inside_transform() -> bool:
-    """Whether a transform of ``torch.func`` is active. While Dynamo traces one, it is."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def encode_options(scalars: Scalars, arrays: tuple[str, ...], plan: Plan | None, *facts: Any) -> str:
+    """Encode the options of a call as text, "" for plain ones.
 
-
-def _refuse_outputs(arrays: Mapping[str, Any]) -> None:
-    for name in ("out", "workspace", "values_out", "raw_out", "counts_out"):
-        if arrays[name] is not None:
-            refuse(name, "a tensor inside torch.func", "nothing there: the results are new tensors")
-
-
-def _check_tensor(array: Any, name: str) -> None:
-    if array is not None and not isinstance(array, torch.Tensor):
-        refuse(name, kind_of(array), "a torch tensor, while tracing")
-
-
-def check_traceable(*, policy: Any, backend: str, return_stats: bool) -> None:
-    """Raise `ArgumentError` for arguments that the operators do not have."""
-    if return_stats is not False:
-        refuse("return_stats", True, "False under torch.compile, torch.export and torch.func")
-    if policy is not None:
-        got = repr(policy) if isinstance(policy, str) else kind_of(policy)
-        refuse("policy", got, "nothing while tracing or inside torch.func: pass plan=ksieve.plan(policy=...)")
-    if not isinstance(backend, str) or backend != "auto":
-        refuse(
-            "backend",
-            repr(backend) if isinstance(backend, str) else kind_of(backend),
-            "'auto' while tracing or inside torch.func",
-        )
-
-
-def encode_options(scalars: Scalars, arrays: tuple[str, ...], plan: Plan | None, *facts: Any) -> tuple[str, bool, bool]:
-    """Encode the options of a call as text, "" for plain ones; also return whether they have values and raw indices.
-
-    `scalars`: keyword arguments of the call that are no arrays. `arrays`: names of its keyword arguments that are
-    arrays. `plan`: supplies the options that the call omits. `facts`: `per_row_k`, `lengths` and `out_dtype` of
-    `ksieve.core.arguments.resolve`.
+    `scalars`: options of the call that are no arrays. `arrays`: names of those that are. `plan`: supplies the options
+    that the call omits. `facts`: `per_row_k`, `lengths` and `out_dtype` of `ksieve.core.arguments.resolve`.
     """
-    asked = _resolved(scalars, arrays, plan, *facts)
-    return _text(asked), asked.values, asked.raw
+    return _text(_resolved(scalars, arrays, plan, *facts))
 
 
 def encode_positions(
@@ -241,17 +213,17 @@ def encode_positions(
     return text, _text(inner), tuple(gradients.layout_of(asked))
 
 
-def outputs_of(options: str) -> tuple[bool, bool, bool, int, int]:
-    """Whether options in text form use int64 indices, values, and raw indices; the columns of an entry, and others."""
+def outputs_of(options: str, k: int) -> tuple[bool, tuple[str, ...], int]:
+    """Whether options in text form use int64 indices, the outputs that they ask for, and the slots of a row."""
     asked = decode_options(options)
-    return asked.index_dtype == "int64", asked.values, asked.raw, asked.expand, asked.columns(0)
+    return asked.index_dtype == "int64", tuple(name for name in OUTPUTS if getattr(asked, name)), asked.columns(k)
 
 
 def _resolved(scalars: Scalars, arrays: tuple[str, ...], plan: Plan | None, *facts: Any) -> Options:
     per_row_k, lengths, out_dtype = facts
-    keywords = dict(scalars) | dict.fromkeys(arrays, True)
+    given = dict(scalars) | dict.fromkeys(arrays, True)
     planned = plan.problem.options if plan is not None else None
-    return arguments.resolve(keywords, planned, per_row_k=per_row_k, lengths=lengths, out_dtype=out_dtype)
+    return arguments.resolve(given, planned, per_row_k=per_row_k, lengths=lengths, out_dtype=out_dtype)
 
 
 def _text(options: Options) -> str:
@@ -263,7 +235,7 @@ torch.compiler.assume_constant_result(encode_plan)
 torch.compiler.assume_constant_result(encode_options)
 torch.compiler.assume_constant_result(encode_positions)
 torch.compiler.assume_constant_result(outputs_of)
-torch.compiler.assume_constant_result(inside_transform)
+torch.compiler.assume_constant_result(gradients.inside_transform)
 torch.compiler.assume_constant_result(arguments.warn_of_gradients)
 torch.compiler.assume_constant_result(arguments.remedy_of)
 torch.compiler.assume_constant_result(refuse)

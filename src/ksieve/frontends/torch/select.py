@@ -18,35 +18,24 @@ from ksieve.core import call as calls
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import PLAIN, Options
+from ksieve.core.table import INPUTS, OUTPUTS, TABLE
 from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import decode_plan
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)
-_INPUTS = (
-    "Tensor scores, Tensor? lengths, Tensor? num_rows, Tensor? starts, Tensor? ends, Tensor? ks, Tensor? page_table,"
-    " Tensor? row_to_request, Tensor? offsets, int k, str? plan, str options"
-)
-
-_MORE = "Tensor? tail=None, Tensor? positions=None, Tensor? block_table=None"
-"""Behind the others, with defaults, so that exported programs without them load."""
+_NAMES = ("scores", "k", "plan", "options", "num_rows", "ks", *INPUTS)
+_INPUTS = "Tensor scores, int k, str? plan, str options" + "".join(f", Tensor? {name}=None" for name in _NAMES[4:])
+_OUTPUTS = "".join(f", Tensor({'cdefgh'[i]}!)? {name}=None" for i, name in enumerate(OUTPUTS))
 
 torch.library.define(
     "ksieve::topk_options",
-    f"({_INPUTS}, *, Tensor(a!) out, Tensor(b!)? values_out, Tensor(c!)? raw_out, Tensor(d!)? workspace, {_MORE}, "
-    "Tensor(e!)? counts_out=None) -> ()",
+    f"({_INPUTS}, *, Tensor(a!) out, Tensor(b!)? workspace=None{_OUTPUTS}) -> ()",
     tags=_TAGS,
 )
-torch.library.define("ksieve::select", f"({_INPUTS}, {_MORE}) -> Tensor[]", tags=_TAGS)
+torch.library.define("ksieve::select", f"({_INPUTS}) -> Tensor[]", tags=_TAGS)
 
-_NAMES = (
-    "scores", "lengths", "num_rows", "starts", "ends", "ks", "page_table", "row_to_request", "offsets", "k", "plan",
-    "options", "tail", "positions", "block_table",
-)  # fmt: skip
-"""Names of `_INPUTS` and `_MORE`."""
-
-_VECTORS = ("ends", "starts", "ks", "row_to_request", "offsets", "tail", "counts_out")
-_MATRICES = ("page_table", "positions", "block_table")
-"""Inputs and outputs of int32, of one dimension and of two."""
+_MATRICES = {option.name for option in TABLE if option.shape in ("table", "scores", "parts", "slots")}
+"""Arrays of two dimensions; others have one."""
 
 SCORES = (torch.float32, torch.float16, torch.bfloat16)
 INDICES = {"int32": torch.int32, "int64": torch.int64}
@@ -69,63 +58,49 @@ def _named(inputs: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
 
 def _topk_options(*inputs: Any, **outputs: Any) -> None:
     given = _named(inputs, outputs)
-    scores, lengths, num_rows, ks, k = (given.pop(name) for name in ("scores", "lengths", "num_rows", "ks", "k"))
-    plan, options, out, workspace = (given.pop(name) for name in ("plan", "options", "out", "workspace"))
-    asked = decode_options(options)
-    keywords = given | {
-        "index_base": asked.index_base, "next_n": asked.next_n, "max_k": None if ks is None else k,
-        "page_size": None if given["page_table"] is None else asked.page_size, "index_dtype": asked.index_dtype,
-        "sorted": False if asked.order == "any" else asked.order, "tie_break": asked.tie_break,
-        "largest": asked.largest, "nan": asked.nan, "overlap": asked.overlap, "fill": asked.filled,
-        "block_size": asked.block_size, "force_first": asked.force_first, "force_last": asked.force_last,
-        "force": asked.force, "expand": asked.expand,
-    }  # fmt: skip
-    if asked.plain:
-        keywords = {} if given["ends"] is None else {"ends": given["ends"]}
+    scores, k, plan, options = (given.pop(name) for name in _NAMES[:4])
     made = None if plan is None else decode_plan(plan)
-    slots = k if ks is None else ks
-    run(scores, lengths, slots, made, asked, keywords, out=out, num_rows=num_rows, workspace=workspace)
+    run(scores, k, made, decode_options(options), given, given.pop("out"))
 
 
 def run(
-    scores: torch.Tensor,
-    lengths: torch.Tensor | None,
-    k: Any,
-    plan: Plan | None,
-    options: Options,
-    keywords: Mapping[str, Any],
-    *,
-    out: torch.Tensor,
-    num_rows: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
+    scores: torch.Tensor, k: int, plan: Plan | None, options: Options | None, given: dict[str, Any], out: torch.Tensor
 ) -> None:
-    """Select into `out`; on CUDA with memory of PyTorch, unless the caller passes some."""
+    """Select into `out`; on CUDA with memory of PyTorch, unless the caller passes some.
+
+    `given`: the other arguments of an operator, by name.
+    """
+    num_rows, ks, lengths, workspace = (given.pop(name, None) for name in ("num_rows", "ks", "lengths", "workspace"))
+    arrays = {name: array for name, array in given.items() if array is not None}
+    slots: Any = k
+    if ks is not None:
+        slots, arrays["max_k"] = ks, k
     if scores.is_cuda and workspace is None:
         key = (scores.shape, scores.stride(), scores.dtype, scores.device, out.shape, options)
         plan = plan or _chosen.get(key)
         if plan is None:
-            call = calls.parse(scores, lengths, k, out=out, num_rows=num_rows, keywords=keywords)
+            call = calls.parse(scores, lengths, slots, out=out, num_rows=num_rows, given=arrays, options=options)
             if len(_chosen) >= _MOST_CHOSEN:
                 _chosen.clear()
             plan = _chosen[key] = dispatch.choose(call.problem)
         if plan.workspace_bytes:
             workspace = scores.new_empty(plan.workspace_bytes, dtype=torch.uint8)
-    dispatch.topk_eager(scores, lengths, k, plan, out=out, workspace=workspace, num_rows=num_rows, keywords=keywords)
+    dispatch.select(scores, lengths, slots, plan, out, workspace, num_rows, arrays, options=options)
 
 
 def _select(*inputs: Any, **more: Any) -> list[torch.Tensor]:
-    """Select into new arrays: the indices, and the raw ones if the options have them. There are no values."""
+    """Select into new arrays: the indices, then what the options have of raw ones and counts. There are no values."""
     given = _named(inputs, more)
     problem.check_scores(problem.inspect(given["scores"], "scores"))
     found = _new(given["scores"], given["k"], decode_options(given["options"]))
-    outputs = {"out": found[0], "values_out": None, "raw_out": found[1] if len(found) > 1 else None}
-    _topk_options(**given, **outputs, workspace=None)
-    return found
+    _topk_options(**given, **found)
+    return list(found.values())
 
 
-def _new(scores: torch.Tensor, k: int, asked: Options) -> list[torch.Tensor]:
+def _new(scores: torch.Tensor, k: int, asked: Options) -> dict[str, torch.Tensor]:
     shape = (*scores.shape[:-1], asked.columns(k))
-    return [scores.new_empty(shape, dtype=INDICES[asked.index_dtype]) for _ in range(2 if asked.raw else 1)]
+    made = {name: scores.new_empty(shape, dtype=INDICES[asked.index_dtype]) for name in ("out", *["raw"] * asked.raw)}
+    return made | ({"counts": scores.new_empty(shape[:-1], dtype=torch.int32)} if asked.counts else {})
 
 
 def _vmapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[list[torch.Tensor], list[int]]:
@@ -136,8 +111,9 @@ def _vmapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[list[tor
     """
     batch = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(given, in_dims, strict=True)]
     single = [i for i, dim in enumerate(in_dims) if dim is None]
-    scores, _, num_rows, _, _, _, page_table, _, _, _, plan, *_ = batch
-    if 0 in single or num_rows is not None or page_table is not None or plan is not None:
+    by_name = dict(zip(_NAMES, batch, strict=False))
+    scores = batch[0]
+    if 0 in single or any(by_name.get(name) is not None for name in ("num_rows", "page_table", "plan")):
         elements = [[x if i in single else x[n] for i, x in enumerate(batch)] for n in range(info.batch_size)]
         every = [torch.ops.ksieve.select(dense(element[0]), *element[1:]) for element in elements]
         return [torch.stack(found) for found in zip(*every, strict=True)], [0] * len(every[0])
@@ -147,7 +123,7 @@ def _vmapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[list[tor
             batch[i] = whole.reshape(-1, *whole.shape[2:])
     batch[0] = dense(scores.reshape(scores.shape[:-1].numel(), scores.shape[-1]))
     found = torch.ops.ksieve.select(*batch)
-    return [x.reshape(*scores.shape[:-1], x.shape[-1]) for x in found], [0] * len(found)
+    return [x.reshape(*scores.shape[:-1], *x.shape[1:]) for x in found], [0] * len(found)
 
 
 def dense(scores: torch.Tensor) -> torch.Tensor:
@@ -171,27 +147,26 @@ def check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> No
 def _checked(given: Mapping[str, Any]) -> Options:
     """Check the inputs of a call with options as `check_fake` does, and return the options."""
     check_fake(given["scores"], given["lengths"], given["k"])
-    for names, dimensions in ((_VECTORS, 1), (_MATRICES, 2)):
-        for name in names:
-            array = given.get(name)
-            if array is not None and (array.dim() != dimensions or array.dtype != torch.int32):
-                got, takes = f"{array.dtype} of {array.dim()} dimension(s)", f"int32 of {dimensions} dimension(s)"
-                raise ArgumentError("k" if name == "ks" else name, got, takes)
+    for name in (*_NAMES[5:], "counts"):
+        array, dimensions = given.get(name), 2 if name in _MATRICES else 1
+        if array is not None and (array.dim() != dimensions or array.dtype != torch.int32):
+            got, takes = f"{array.dtype} of {array.dim()} dimension(s)", f"int32 of {dimensions} dimension(s)"
+            raise ArgumentError("k" if name == "ks" else name, got, takes)
     return decode_options(given["options"])
 
 
 def _fake_topk_options(*inputs: Any, **outputs: Any) -> None:
     given = _named(inputs, outputs)
     index = INDICES[_checked(given).index_dtype]
-    for name, dtype in (("out", index), ("values_out", given["scores"].dtype), ("raw_out", index)):
-        array = given[name]
+    for name, dtype in (("out", index), ("values", given["scores"].dtype), ("raw", index)):
+        array = given.get(name)
         if array is not None and (array.dim() != 2 or array.dtype != dtype):
             raise ArgumentError(name, f"{array.dtype} of {array.dim()} dimension(s)", f"{dtype} of shape (rows, k)")
 
 
 def _fake_select(*inputs: Any, **more: Any) -> list[torch.Tensor]:
     given = _named(inputs, more)
-    return _new(given["scores"], given["k"], _checked(given))
+    return list(_new(given["scores"], given["k"], _checked(given)).values())
 
 
 torch.library.impl("ksieve::topk_options", ("cpu", "cuda"), _topk_options)

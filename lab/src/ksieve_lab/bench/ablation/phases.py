@@ -148,9 +148,9 @@ def profile(machine: Gpu, scores: Any, lengths: Any, k: int, choice: Choice) -> 
     with _in_place_of(plan, index, function):
         for _ in range(LAUNCHES):
             # The profiled kernel writes its stamps where the statistics would be, and nothing else there.
-            indices, stamps = api.topk(scores, lengths, plan=plan, return_stats=True)
-            found.append(stamps.raw[long].astype(np.int64))
-    verdict = verify(scores, lengths, indices)
+            answer = api.select(scores, lengths, plan=plan, stats=True)
+            found.append(answer.stats.raw[long].astype(np.int64))
+    verdict = verify(scores, lengths, answer.indices)
     if not verdict.ok:
         raise VerificationError(f"the profiled {plan.family} is not exact: {verdict}", verdict)
     return split(np.concatenate(found[1:]))

@@ -23,6 +23,7 @@ from ksieve.backends.cuda.jit.spec import (
 )
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime.driver import Driver
+from ksieve.core import table
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning import choose_cuda, length_bins
@@ -41,20 +42,18 @@ SLOTS = struct.Struct("=3Qq2i")
 """What follows in `Options` where slots hold more than one index each, or positions in place of indices: counts, tails,
 positions (addresses); positions_pitch (elements); expand, block."""
 
-ARRAYS = ("scores", "lengths", "out", "starts", "k", "row_to_request", "offsets", "values_out", "raw_out", "counts_out",
-          "tail", "positions")  # fmt: skip
+ARRAYS = ("scores", "lengths", "out", "starts", "k", "row_to_request", "offsets", "values", "raw", "counts", "tail",
+          "positions")  # fmt: skip
 """`Array` of kernels/common/leading.cuh, by the names of arguments."""
 
 LEADING = struct.Struct("=" + "2q2i" * len(ARRAYS))
 """`Leading` of each, last of all where a kernel takes leading strides: outer, inner (elements); size of the inner
 dimension, and a reserved zero."""
 
-WORDS = {
-    "scores": 0, "lengths": 1, "num_rows": 2, "out": 6, "workspace": 9, "starts": 12, "k": 13, "page_table": 14,
-    "row_to_request": 15, "offsets": 16, "values_out": 17, "raw_out": 18, "counts_out": 25, "tail": 26,
-    "positions": 27, "block_table": 27,
-}  # fmt: skip
-"""Where the address of an array lies in all of them together, in words of 8 bytes; "lengths" are "ends" too."""
+WORDS = {"scores": 0, "num_rows": 2, "out": 6, "workspace": 9, "k": 13} | {
+    option.name: option.word for option in table.TABLE if option.word
+}
+"""Where the address of an array lies in all of them together, in words of 8 bytes."""
 
 # One block of memory holds everything that cuLaunchKernelEx reads: Params; CUlaunchConfig (grid and block
 # dimensions, dynamic shared bytes, stream, attribute list and count); the argument list, which is the address of
