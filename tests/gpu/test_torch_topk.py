@@ -11,7 +11,7 @@ import torch
 
 import ksieve
 import ksieve.torch
-from flat_calls import plan_of
+from flat_calls import ask, plan_of
 from gpu import runner
 from ksieve.core.options import Options
 from torch_cases import assert_alike, numbers, strided
@@ -96,8 +96,8 @@ def test_a_plan_and_a_workspace_beside_a_gradient():
     plan = plan_of(rows=6, width=40_000, k=300, device="cuda", options=options)
     offsets = torch.arange(6, dtype=torch.int32, device=runner.DEVICE)
     x = torch.randn(6, 40_000, device=runner.DEVICE, requires_grad=True)
-    found = ksieve.topk(x, plan=plan, workspace=plan.workspace(), transform=ksieve.Offsets(offsets))
-    plain = ksieve.topk(x.detach(), plan=plan, workspace=plan.workspace(), transform=ksieve.Offsets(offsets))
+    call = {"plan": plan, "workspace": plan.workspace(), "offsets": offsets, "values": True}
+    found, plain = ask(x, **call), ask(x.detach(), **call)
     assert all(torch.equal(a.detach(), b) for a, b in zip(found, plain, strict=True))
     found[1].sum().backward()
     assert torch.equal(x.grad, torch.zeros_like(x).scatter(1, (found[0] - offsets[:, None]).long(), 1.0))

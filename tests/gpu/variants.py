@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-import ksieve
 from flat_calls import plan_of
 from ksieve.backends.cuda.jit import bundle, cache
 from ksieve.backends.cuda.jit.compile import Cubin, Sources
@@ -60,7 +59,7 @@ class Variant:
     ) -> Plan:
         """Force a plan; `changes` are fields of it to replace, such as a smaller shared capacity."""
         make = functools.partial(
-            ksieve.plan,
+            plan_of,
             rows=max(rows, self.many),
             width=width,
             k=k,
