@@ -137,6 +137,7 @@ def resolve(
     if lengths and "ends" in given:
         raise ArgumentError("ends", "an array together with lengths", "either lengths or ends")
     facts: dict[str, Any] = {}
+    stated: dict[str, str] = {}
     for name, value in given.items():
         option = BY_NAME.get(name)
         if option is None or not option.field or name in ("starts", "ends"):
@@ -144,6 +145,8 @@ def resolve(
         if option.kind == "output":
             facts[option.field] = value is not False
         elif option.kind == "input":
+            if (first := stated.setdefault(option.field, name)) != name:
+                raise ArgumentError(name, f"an array together with {first}", f"either {first} or {name}")
             facts[option.field] = option.states
         else:
             if option.kind == "flag" and not isinstance(value, bool):

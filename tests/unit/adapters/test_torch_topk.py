@@ -45,13 +45,13 @@ def test_expanded_and_overlapping_rows():
 
 
 def test_what_ksieve_selects_it_selects_where_it_lies(monkeypatch):
-    seen, run = [], ksieve.torch.api.topk
+    seen, run = [], ksieve.torch.api.select
 
     def record(scores, **keywords):
         seen.append(scores.data_ptr())
         return run(scores, **keywords)
 
-    monkeypatch.setattr(ksieve.torch.api, "topk", record)
+    monkeypatch.setattr(ksieve.torch.api, "select", record)
     x = torch.randn(3, 4, 50)
     for view, copied in (
         (x, False),

@@ -93,6 +93,7 @@ simd_store, simd_load = simd.store_i32, simd.load_u32
 simd.tile_of = tile_of
 
 import ksieve
+from ksieve.dispatch import select
 from ksieve.model import guess
 from ksieve.backends.cpu import runner
 runner.fresh_seed = lambda: 1
@@ -114,12 +115,13 @@ for name, row in rows.items():
     for policy in (None, "direct"):
         for tie_break in ("low", "high"):
             counter[0] = 0
-            answer = ksieve.topk(row, k=k, policy=policy, tie_break=tie_break)
+            call = (row, None, k, None, None, None, None, {"tie_break": tie_break})
+            answer = select(*call, policy=policy).indices
             read = -(-int(counter[0]) // L)
-            again, stats = ksieve.topk(row, k=k, policy=policy, tie_break=tie_break, stats=True)
-            _, model = ksieve.topk(row, k=k, policy=policy, tie_break=tie_break, stats=True, backend="reference")
-            assert np.array_equal(answer, again)
-            print(name, policy, tie_break, read, stats.scans[0], model.scans[0])
+            again = select(*call, policy=policy, stats=True)
+            model = select(*call, policy=policy, stats=True, backend="reference")
+            assert np.array_equal(answer, again.indices)
+            print(name, policy, tie_break, read, again.stats.scans[0], model.stats.scans[0])
 """
 
 

@@ -39,7 +39,7 @@ def select(family, width=20_000, index=0, **options):
     plan = ksieve.plan(rows=3, width=width, k=512, device=f"cuda:{{index}}", family=family)
     out = FakeArray(np.zeros((3, 512), np.int32), index)
     scores = FakeArray(np.zeros((3, width), np.float32), index, stream=options.pop("stream", None))
-    result = ksieve.topk(scores, plan=plan, out=out, **options)
+    result = ksieve.select(scores, plan=plan, out=out, **options)
     assert out.array[0, 0] == 4242
     return result
 
@@ -135,7 +135,7 @@ def test_split_call_with_a_workspace_and_statistics(stub):
     lines = stub(
         "plan = ksieve.plan(rows=3, width=262_144, k=512, device='cuda', family='stream_split')\n"
         "workspace = plan.workspace()\n"
-        "_, stats = select('stream_split', 262_144, workspace=workspace, stats=True)\n"
+        "stats = select('stream_split', 262_144, workspace=workspace, stats=True).stats\n"
         "print('route', stats.route[0])\n"
         "del workspace, plan"
     )

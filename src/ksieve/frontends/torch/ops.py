@@ -172,7 +172,8 @@ def _operator(
         bounds = arrays["ends"] if arrays["lengths"] is None else arrays["lengths"]
         return Selection(torch.ops.ksieve.topk(scores, bounds, slots))
     inputs = (scores, slots, plan, options, num_rows, ks, *[arrays[name] for name in INPUTS])
-    index64, asked, columns = outputs_of(options, slots)
+    index64, asked, expand, further = outputs_of(options)
+    columns = slots * expand + further
     if transformed:
         made = torch.ops.ksieve.select(*inputs)
         found = dict(zip(("out", *asked), made, strict=True))
@@ -213,10 +214,14 @@ def encode_positions(
     return text, _text(inner), tuple(gradients.layout_of(asked))
 
 
-def outputs_of(options: str, k: int) -> tuple[bool, tuple[str, ...], int]:
-    """Whether options in text form use int64 indices, the outputs that they ask for, and the slots of a row."""
+def outputs_of(options: str) -> tuple[bool, tuple[str, ...], int, int]:
+    """Whether options in text form use int64 indices, their outputs, the columns of an entry, and further ones.
+
+    A traced k may be a symbol, which is no constant of the program.
+    """
     asked = decode_options(options)
-    return asked.index_dtype == "int64", tuple(name for name in OUTPUTS if getattr(asked, name)), asked.columns(k)
+    named = tuple(name for name in OUTPUTS if getattr(asked, name))
+    return asked.index_dtype == "int64", named, asked.expand, asked.columns(0)
 
 
 def _resolved(scalars: Scalars, arrays: tuple[str, ...], plan: Plan | None, *facts: Any) -> Options:
