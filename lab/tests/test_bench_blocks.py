@@ -70,15 +70,15 @@ def device(monkeypatch):
 
 
 def test_on_a_gpu_a_wrong_answer_reaches_no_page(device, tmp_path, monkeypatch):
-    topk = api.topk
+    select = api.select
 
     def wrong(*given, plan=None, out=None, **more):
-        found = topk(*given, plan=plan, out=out, **more)
+        found = select(*given, plan=plan, out=out, **more)
         if plan and plan.problem.options.force_first:
             out[0, 0] = out[0, 1]
         return found
 
-    monkeypatch.setattr(api, "topk", wrong)
+    monkeypatch.setattr(api, "select", wrong)
     done = invoke("blocks", "--shapes", "1x20480,4x20480", "--dtype", "bfloat16", "--only",
                   "blocks of 128; DeepSeek-V4.1, inside; MiniMax-M3, scored", "--out", tmp_path)  # fmt: skip
     assert done.exit_code != 0 and "not exact" in done.output

@@ -73,7 +73,7 @@ class Served:
 
     def run(self, *, stats: bool = False) -> Any:
         """Enqueue the call; its statistics if asked for."""
-        call = {n: v for n, v in self.call.items() if n not in ("lengths", "ks", "live")}
+        call = {n: v for n, v in self.call.items() if n not in ("lengths", "ks", "live", "overlap")}
         slots = self.call.get("ks")
         if slots is not None:
             call["max_k"] = self.plan.problem.k

@@ -123,6 +123,8 @@ def overflowing(plan: Plan, shared: int = 256) -> Plan:
     """The same with a spill for as many where the family has one."""
     if plan.family == "resident_cluster" and plan.stages * plan.threads < 512:
         shared = 1024  # the counts of a cluster (kernels/resident/cluster_scope.cuh) have no room in such a ring
+    if plan.family == "stream_split":  # all that are selected may be of one worker, which stores them without a spill
+        shared = max(shared, -(-plan.problem.selection.k // 256) * 256)
     return small_storage(plan, shared, 256 if plan.family in QUEUED else 0)
 
 

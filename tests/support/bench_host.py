@@ -8,7 +8,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from flat_calls import ask
+import ksieve
 from ksieve import api
 from ksieve.backends.cuda.jit import cache
 from ksieve.planning.devices import DEVICES
@@ -58,10 +58,10 @@ def host(monkeypatch):
     importlib.import_module("ksieve.distributed.ranks")  # imported later, it would keep the function below for good
     ran = []
 
-    def topk(scores, lengths, k=None, *, plan, workspace, **asked):
+    def select(scores, lengths, k=None, *, plan, workspace, **asked):
         ran.append(plan)
         assert scores.shape == (plan.problem.rows, plan.problem.width) and workspace == "workspace"
-        return ask(scores, lengths, plan.problem.k if k is None else k, **asked)
+        return ksieve.select(scores, lengths, plan.problem.k if k is None else k, **asked)
 
     def allocate(rows, width, dtype, most=None, valid=None):
         element = getattr(torch, dtype)
@@ -74,7 +74,8 @@ def host(monkeypatch):
     monkeypatch.setattr(tasks, "allocate", allocate)
     monkeypatch.setattr(floor, "contenders", lambda *_: list(reads))
     monkeypatch.setattr(timing, "measure", measure)
-    monkeypatch.setattr(api, "topk", topk)
+    monkeypatch.setattr(api, "select", select)
+    monkeypatch.setattr(api, "topk", lambda *given, **asked: select(*given, **asked).indices)
     monkeypatch.setattr(Plan, "workspace", lambda self: "workspace")
     monkeypatch.setattr(record, "environment", lambda *, gpu: dict(ENVIRONMENT))
     return ran

@@ -28,7 +28,7 @@ class _Group:
             return
         for name in _FIELDS[type(self)]:
             value = getattr(self, name)
-            if value is not None and not isinstance(value, int | str):
+            if value is not None and not isinstance(value, int | float | str | list | tuple):
                 package = type(value).__module__.partition(".")[0]
                 if package in _unregistered:
                     _register(package)

@@ -43,7 +43,7 @@ WRONG = {
     "topk(x, k=3, tie_break='first')": "tie_break",
     "topk(x, k=3, max_k='many')": "max_k",
     "select(x, k=3, fill='no')": "fill",
-    "select(x, k=3, values=True)": "values",
+    "select(x, k=3, returns=True)": "returns",
     "plan(rows=3, width=9, k=3, blocks=RowBounds(n))": "blocks",
     "verify(x, n, n, transform=Offsets(n))": "transform",
     "RowBounds(n, size=3)": "size",

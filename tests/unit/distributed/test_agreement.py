@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 import ksieve.distributed as ranks  # noqa: E402
 import rank_cases  # noqa: E402
+from ksieve.core.groups import grouped  # noqa: E402
 
 ROWS, WIDTH, K = 4, 9, 3
 SAME, OWN, NAMED = "every rank has its answer", "its own error, and that of the others", "the same error"
@@ -95,13 +96,19 @@ OUTCOMES["plan", "width", "other"] = SAME
 """Other outcomes than those of the table: a plan says by itself what fits it, and shards may be of any width."""
 
 
+def grouped_but_base(given):
+    """Keywords of a call with these arguments; its `index_base` is no field of a group."""
+    own = {name: value for name, value in given.items() if name == "index_base"}
+    return grouped({name: value for name, value in given.items() if name not in own}) | own
+
+
 def make_call(kind, given, odd, rank):
     """A rank's call; arguments of rank 1 are its own."""
     given = odd if rank == 1 else given
     if kind == "plan":
         return str(ranks.plan(**{"rows": ROWS, "width": WIDTH, "k": K} | given))
     plan = {"plan": ranks.plan(rows=ROWS, width=WIDTH, k=K)} if kind == "topk with a plan" else {}
-    ranks.topk(**{"local_scores": scores()} | plan | given)
+    ranks.topk(**{"local_scores": scores()} | plan | grouped_but_base(given))
     return None
 
 
@@ -150,6 +157,9 @@ def test_no_argument_is_forgotten():
 
     signatures = {kind: set(inspect.signature(call).parameters) for kind, call in
                   {"topk": ranks.topk, "plan": ranks.plan}.items()}  # fmt: skip
+    groups = {"bounds": {"starts", "ends", "next_n"}, "transform": {"page_table", "page_size", "row_to_request"}}
+    for keyword, members in groups.items():
+        signatures["topk"] = signatures["topk"] - {keyword} | members
     assert set(ARGUMENTS) == signatures["topk"] | signatures["plan"]
     assert {name for name, say in ARGUMENTS.items() if say is None} == {"group", "width"}
     assert {kind: set(CASES[kind]) for kind in signatures} == signatures
@@ -298,7 +308,7 @@ def as_over_nccl(schedule, odd, rank):
         x, found = torch.zeros(ROWS, WIDTH), []
         for changes in ({}, odd[rank == 1], {}):
             try:
-                answer = ranks.topk(**{"local_scores": x, "plan": plan} | changes)
+                answer = ranks.topk(**{"local_scores": x, "plan": plan} | grouped_but_base(changes))
                 found.append((answer[0][:, 0].tolist(), answer[1].tolist(), plan.disagreed))
             except ksieve.ArgumentError as error:
                 found.append((error.argument, None, plan.disagreed))

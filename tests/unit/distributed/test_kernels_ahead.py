@@ -14,7 +14,7 @@ from ksieve import dispatch  # noqa: E402
 from ksieve.backends.cuda import ranks as kernels  # noqa: E402
 from ksieve.backends.cuda.jit.spec import compiled_options  # noqa: E402
 from ksieve.core import call as calls  # noqa: E402
-from ksieve.core.groups import flat  # noqa: E402
+from ksieve.core.groups import flat, grouped  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.core.problem import Device, Problem  # noqa: E402
 from ksieve.distributed import Contiguous, Digits, Pairs, Samples, Shape, fused, plans, prepare, ranks  # noqa: E402
@@ -47,7 +47,7 @@ def asked_by(monkeypatch, plan, **bounds):
     monkeypatch.setattr(ranks, "distributed", lambda: torch.distributed)
     monkeypatch.setattr(ranks, "select", select)
     with pytest.raises(_SeenError):
-        ranks.topk(torch.zeros(ROWS, WIDTH), plan=plan, **bounds)
+        ranks.topk(torch.zeros(ROWS, WIDTH), plan=plan, **grouped(bounds))
     return seen[0]
 
 

@@ -107,7 +107,6 @@ RAGGED = [[1, 2], [3]]
         ({"schedule": Samples(4)}, r"schedule: got Samples\(step=4\); takes a number from 1 to 3 in Samples"),
         ({"schedule": Digits(64)}, r"schedule: got Digits\(bits=64\); takes a number from 1 to 20 in Digits"),
         ({"output": "x"}, "output: got 'x'; takes one of 'owned', 'global'"),
-        ({"options": {}}, r"options: got {}; takes ksieve\.Options"),
         ({"options": Options(next_n=4)}, "next_n: got 4; takes a divisor of the 2 rows"),
         ({"lengths": [1, 2, 3]}, r"lengths: got int64 of shape \(3,\)"),
         ({"lengths": [1.0, 2.0]}, r"lengths: got float64 of shape \(2,\)"),

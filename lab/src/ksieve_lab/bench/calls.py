@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import dispatch
+from ksieve import api, dispatch
 from ksieve.core import arguments
 from ksieve.core.device import DeviceInfo
 from ksieve.core.groups import grouped
@@ -75,8 +75,9 @@ def select(
     scores: Any, lengths: Any, k: Any = None, *, plan: Plan, out: Any = None, workspace: Any = None,
     num_rows: Any = None, **options: Any,
 ) -> None:  # fmt: skip
-    """Call `ksieve.select` with options by their names in the table, past the groups, which have costs of the host."""
-    dispatch.select(scores, lengths, k, plan, out, workspace, num_rows, options)
+    """Call `ksieve.select` with options by their names in the table; overlap is the plan's."""
+    options.pop("overlap", None)
+    api.select(scores, lengths, k, plan=plan, out=out, workspace=workspace, num_rows=num_rows, **grouped(options))
 
 
 def contender(name: str, plan: Plan, matrices: Sequence[Any], keywords: Keywords) -> Contender:
