@@ -11,7 +11,7 @@ import pytest
 
 from bench_host import ENVIRONMENT, H200, invoke, measure
 from flat_calls import ask
-from ksieve import api
+from ksieve import api, dispatch
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
 from ksieve.planning.tune import tasks, timing, variants
@@ -49,7 +49,7 @@ def test_every_model_on_the_cpu(tmp_path):
 @pytest.fixture
 def device(monkeypatch):
     """Let the bench believe in a GPU: its plans and tensors are the CPU's, its clock is made up."""
-    planned, made = api.plan, []
+    planned, made = dispatch.plan_of, []
 
     def plan(*, device, options, **facts):
         assert device is H200
@@ -58,7 +58,7 @@ def device(monkeypatch):
     def allocate(rows, width, dtype):
         return [torch.full((rows, width), 7.0, dtype=getattr(torch, dtype)) for _ in range(2)]
 
-    monkeypatch.setattr(api, "plan", plan)
+    monkeypatch.setattr(dispatch, "plan_of", plan)
     monkeypatch.setattr(variants, "compile_plans", lambda plans, progress: made.extend(plans))
     monkeypatch.setattr(tasks, "require_device", lambda: H200)
     monkeypatch.setattr(tasks, "allocate", allocate)

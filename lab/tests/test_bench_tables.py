@@ -191,7 +191,8 @@ def test_what_a_command_prints(host, tmp_path, monkeypatch):
 
 
 def test_a_wrong_answer_of_ours_fails_the_command(host, monkeypatch):
-    monkeypatch.setattr(api, "topk", lambda *_, out, **__: out.copy_(torch.arange(out.shape[1]).expand_as(out)))
+    for name in ("topk", "select"):
+        monkeypatch.setattr(api, name, lambda *_, out, **__: out.copy_(torch.arange(out.shape[1]).expand_as(out)))
     assert set(payload("gpu", shapes="8x4096", k=64)["results"]["of_floor"]) == {"torch.topk"}
     for name, line in (("gpu", ()), ("worst", ("--only", "normal")), ("options", ("--only", "windows"))):
         done = invoke(name, "--shapes", "4x4096", "--k", 64, *line)
