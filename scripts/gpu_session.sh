@@ -21,8 +21,7 @@
 # they share: parts of the suite keep processors busy, not GPUs.
 set -u
 cd "$(dirname "$0")/.." || exit 2
-OUT=${OUT:-out}
-PYTHON=${PYTHON:-python3}
+OUT=${OUT:-out} PYTHON=${PYTHON:-python3}
 mkdir -p "$OUT"
 export PYTHONPATH=src:lab/src:.:tests:tests/support PYTHONUNBUFFERED=1 KSIEVE_RESULTS_DIR=${KSIEVE_RESULTS_DIR:-$OUT}
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
