@@ -286,7 +286,7 @@ def test_overlapping_launches_wait_for_each_other(name, tally):
             starts = out[link - 1].view(-1)[:48] if link else buffers[0]
             ask(
                 scores, plan=plan, starts=starts, ends=ends[link], out=out[link], workspace=workspace,
-                index_base="start", overlap=overlap, **order,
+                index_base="start", **order,
             )  # fmt: skip
         answers.append(torch.stack(out))
     wrong = [] if torch.equal(*answers) else [f"{name}: overlapping launches differ"]
