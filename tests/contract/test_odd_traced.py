@@ -7,6 +7,7 @@ import pytest
 
 import ksieve
 from flat_calls import ask
+from ksieve.core import groups
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch._dynamo")
@@ -80,3 +81,15 @@ def test_lazy_views_are_resolved_for_a_compiled_program():
 def test_dtypes_are_constants_of_a_program(dtype):
     program = torch.compile(lambda x: ksieve.topk(x, k=8, index_dtype=dtype), fullgraph=True, backend="aot_eager")
     assert program(torch.randn(4, 64)).dtype is torch.int64
+
+
+def test_groups_are_made_inside_a_program_before_any_is_known(monkeypatch):
+    monkeypatch.setattr(groups, "_unregistered", {"torch", "jax", "jaxlib"})
+    ends = torch.tensor([3, 64, 9, 0], dtype=torch.int32)
+
+    def program(x, ends):
+        return ksieve.topk(x, k=8, bounds=ksieve.RowBounds(ends=ends), sorted=True)
+
+    x = torch.randn(4, 64)
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, ends), ksieve.topk(x, ends, 8, sorted=True))

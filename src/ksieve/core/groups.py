@@ -19,6 +19,9 @@ from ksieve.core.table import BY_NAME, INPUTS
 _unregistered = {"torch", "jax", "jaxlib"}
 """Packages of arrays whose pytrees do not know the groups yet."""
 
+_NO_ARRAYS = (int, float, str, list, tuple)
+"""Values of other kinds; a tuple, since Dynamo traces no union of types."""
+
 
 class _Group:
     """Base of all groups."""
@@ -28,7 +31,7 @@ class _Group:
             return
         for name in _FIELDS[type(self)]:
             value = getattr(self, name)
-            if value is not None and not isinstance(value, int | float | str | list | tuple):
+            if value is not None and not isinstance(value, _NO_ARRAYS):
                 package = type(value).__module__.partition(".")[0]
                 if package in _unregistered:
                     _register(package)
