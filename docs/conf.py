@@ -15,8 +15,15 @@ author = "the ksieve authors"
 copyright = "the ksieve authors"  # noqa: A001 - the name that Sphinx reads
 version = release = ksieve.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc"]
-exclude_patterns = ["_build", "_templates", "reference/generated/cli.md"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "numpydoc",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build", "_templates"]
 templates_path = ["_templates"]
 
 myst_enable_extensions = ["colon_fence"]
@@ -42,7 +49,7 @@ html_theme_options = {
 
 
 def _write_generated(_: Any) -> None:
-    """Write the command line, for `reference/cli.md` to include, and the page of benchmarks with its figures."""
+    """Write the pages of the commands."""
     spec = importlib.util.spec_from_file_location("generate_docs", DOCS.parent / "scripts" / "generate_docs.py")
     if spec is None or spec.loader is None:
         raise RuntimeError("scripts/generate_docs.py cannot be loaded")

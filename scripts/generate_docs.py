@@ -7,6 +7,7 @@ prose around them stays hand-written. `docs/conf.py` calls `site`, whose pages a
 from __future__ import annotations
 
 import hashlib
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ from typing import Any
 
 from ksieve.core import atomic
 from ksieve_lab.report import figures, specs, tables
-from ksieve_lab.report.specs import study
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,11 +50,11 @@ def commands(group: Any, path: tuple[str, ...] = ("ksieve",)) -> Iterator[tuple[
         yield from commands(command, (*path, name))
 
 
-def cli_reference() -> str:
-    """Markdown reference of every command, argument and option."""
+def cli_reference() -> Iterator[tuple[str, str]]:
+    """Name and Markdown of the page of every command, with its arguments and options."""
     from ksieve_lab.cli.app import tree
 
-    return "\n\n".join(_describe(path, command) for path, command in commands(tree()))
+    yield from (("-".join(path), _describe(path, command)) for path, command in commands(tree()))
 
 
 def _describe(path: tuple[str, ...], command: Any) -> str:
@@ -63,7 +63,7 @@ def _describe(path: tuple[str, ...], command: Any) -> str:
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
     its = (p.metavar if p.required else f"[{p.metavar}]" for p in arguments)
     usage = " ".join([*path, "[OPTIONS]", *its, *(["COMMAND ..."] if inner else [])])
-    parts = [f"{'#' * (len(path) + 1)} `{' '.join(path)}`", _help(command), tables.fenced("text", usage)]
+    parts = [f"# `{' '.join(path)}`", _help(command), tables.fenced("text", usage)]
     parts.append("\n".join(f"* `{name}`: {_help(child).partition(chr(10) * 2)[0]}" for name, child in inner.items()))
     if arguments:
         parts.append(tables.markdown(("argument", "meaning"), [(f"`{p.metavar}`", p.help) for p in arguments]))
@@ -93,24 +93,23 @@ def _default(option: Any) -> str:
 
 
 def site(target: Path) -> None:
-    """Write what the site shows and the repository does not hold: the command line, and the benchmarks."""
-    target.mkdir(parents=True, exist_ok=True)
-    (target / "cli.md").write_text(cli_reference() + "\n", encoding="utf-8")
-    files = tables.read(ROOT / "benchmarks" / "results")
-    (target / "benchmarks.md").write_text(specs.benchmarks(files, target), encoding="utf-8")
+    """Write what the site shows and the repository does not hold: a page for each command."""
+    shutil.rmtree(target, ignore_errors=True)  # pages of what has gone
+    (target / "cli").mkdir(parents=True)
+    for name, text in cli_reference():
+        (target / "cli" / f"{name}.md").write_text(text + "\n", encoding="utf-8")
 
 
 def draw(files: list[tables.File], folder: Path, *, check: bool) -> list[str]:
-    """Draw the figures of the guide that are missing, or not of their result files; return their names.
+    """Draw the figures that pages show and that are missing, or not of their result files; return their names.
 
     A figure ends with the hash of its marks: how it looks may change with the plotting library.
     """
+    pages = "".join(path.read_text("utf-8") for path in sorted((ROOT / "docs").rglob("*.md")))
     stale = []
-    wanted = {f"{file.stem}{spec.name}": spec for file in files for spec in specs.figures_of(file.payload)
-              if specs.section_of(file.payload["bench"]).page == "evidence"}  # fmt: skip
-    wanted |= {f"study-{name}": specify(file.payload["results"]) for file in files if file.payload["bench"] == "study"
-               for name, (_, specify) in study.FIGURES.items()}  # fmt: skip
-    for name, spec in wanted.items():
+    for name, spec in specs.drawn(files).items():
+        if f"figures/{name}.svg)" not in pages:
+            continue
         mark = f"<!-- marks, SHA-256 {hashlib.sha256(repr(spec).encode()).hexdigest()} -->\n"
         path = folder / f"{name}.svg"
         if not (path.exists() and path.read_text("utf-8").endswith(mark)):

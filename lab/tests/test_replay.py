@@ -45,7 +45,7 @@ def test_traces_are_written_and_read(tmp_path):
     assert replay.load(path) == plain
     path.write_text(json.dumps({"ksieve_trace": 1, "calls": [{"rows": 4, "width": 100}]}))
     assert replay.load(path).calls[0].lengths().tolist() == [97, 98, 99, 100]
-    blocks = re.findall(r"```json\n(.*?)```", (ROOT / "docs/guide/evidence.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```json\n(.*?)```", (ROOT / "docs/guide/study.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 2
     for block in blocks:
         path.write_text(block)

@@ -247,9 +247,7 @@ def test_the_example_is_small_complete_and_says_what_it_is():
 # ---- the pages on captures ----------------------------------------------------------------------------------
 
 
-DOC = "".join(
-    (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("guide/captures.md", "reference/capture-format.md")
-)
+DOC = (ROOT / "docs" / "guide" / "files.md").read_text(encoding="utf-8")
 
 
 def test_its_programs_write_readable_captures(tmp_path, monkeypatch, capsys):
@@ -257,7 +255,7 @@ def test_its_programs_write_readable_captures(tmp_path, monkeypatch, capsys):
     programs = re.findall(r"```python\n(.*?)```", DOC, flags=re.DOTALL)
     assert len(programs) == 2
     for program in programs:
-        exec(compile(program, "docs/guide/captures.md", "exec"), {})
+        exec(compile(program, "docs/guide/files.md", "exec"), {})
     assert capsys.readouterr().out.splitlines()[-1] == "2 (1, 100000) [90000]"
     with Capture("four_rows.safetensors") as capture:
         assert (capture.rows, capture.width, capture.k, capture.kind) == (4, 5000, 512, "scores")

@@ -4,7 +4,7 @@
 in-place outputs and results of the framework's own, and `install` and `uninstall`, which replace the framework's
 operators by them. ``KSIEVE_VLLM=1`` and ``KSIEVE_SGLANG=1`` do that in every process of the engine.
 They take PyTorch tensors, on CUDA or on the CPU, and raise `ksieve.ArgumentError` for an argument that cannot be used,
-under the framework's own name of it. docs/guide/integrations.md says what changes in which framework.
+under the framework's own name of it. docs/guide/engines.md says what changes in which framework.
 """
 
 from __future__ import annotations

@@ -42,9 +42,15 @@ def test_every_python_block_is_python(page: Path) -> None:
         compile(block, str(page), "exec")
 
 
-@pytest.mark.parametrize("block", [b for page in GUIDE for b in blocks(page, "python") if "import jax" in b])
-def test_a_block_for_jax_runs_where_it_is_installed(block: str) -> None:
-    pytest.importorskip("jax")
+RUN = [block for page in (ROOT / "docs" / "index.md", *GUIDE) for block in blocks(page, "python")
+       if "jax" in block or page.stem in ("index", "quickstart")]  # fmt: skip
+"""The home page, the tabs of the quickstart, and whatever needs JAX."""
+
+
+@pytest.mark.parametrize("block", RUN)
+def test_a_block_runs_where_its_library_is_installed(block: str) -> None:
+    for library in re.findall("import (jax|torch)$", block, flags=re.MULTILINE):
+        pytest.importorskip(library)
     exec(compile(block, "a page", "exec"), {})
 
 

@@ -1,6 +1,6 @@
 """Score captures on disk: a score matrix with valid lengths, stored as scores or as an indexer's factors.
 
-The format is safetensors with a few agreed names; docs/reference/capture-format.md specifies it. A capture is opened
+The format is safetensors with a few agreed names; docs/guide/files.md specifies it. A capture is opened
 without reading its scores: `Capture.rows_block` reads (kind "scores") or computes (kind "factors") any range of rows.
 """
 

@@ -7,7 +7,6 @@ exact raises `InexactError`: neither reaches a page.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,32 +57,24 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """What the pages show of the results of some benches.
+    """What the terminal shows of the results of some benches, beside their cases.
 
     Attributes
     ----------
-    title : str
     benches : sequence of str
         Values of ``bench`` of the result files.
     tables : sequence of Table
     exact : sequence of str
         Paths of answers of ksieve, each of which has to be true.
     figures : function of a payload
-    page : str
-        "benchmarks", or the page of the guide that shows the figures of each file.
-    told : sequence of Table, optional
-        What the terminal shows beside the cases of one result. Default: the tables of the page.
     head : function of a payload, optional
         What is said first of a result. Default: its card and settings.
     """
 
-    title: str
     benches: Sequence[str]
     tables: Sequence[Table] = ()
     exact: Sequence[str] = ()
     figures: Callable[[Mapping[str, Any]], Sequence[Figure]] = lambda _: ()
-    page: str = "benchmarks"
-    told: Sequence[Table] | None = None
     head: Callable[[Mapping[str, Any]], str] | None = None
 
 
@@ -121,9 +112,9 @@ def judge(section: Section, file: File) -> None:
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Write a table."""
     head = list(columns)
-    lines = [head, ["---"] * len(head), *rows]
-    texts = (["" if cell is None else str(cell).replace("|", "&#124;") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in texts)
+    texts = (["" if cell is None else str(cell).replace("|", "&#124;") for cell in line] for line in (head, *rows))
+    first, *others = (f"| {' | '.join(line)} |" for line in texts)
+    return "\n".join([first, "|---" * len(head) + "|", *others])
 
 
 def render(table: Table, files: Sequence[File]) -> str:
@@ -194,21 +185,3 @@ def machine(file: File) -> str:
         f"commit {facts['commit'][:7]}" if facts.get("commit") else None,
     ]
     return ", ".join(part for part in parts if part)
-
-
-def command(file: File) -> str:
-    """Command line that writes a result file again, into the folder where it lies."""
-    if file.payload["bench"] in _SCRIPTS:
-        return _SCRIPTS[file.payload["bench"]]
-    words = shlex.split(file.payload["environment"]["command"])[1:]
-    if "--out" in words:
-        words[words.index("--out") + 1] = file.folder
-    return shlex.join(["ksieve", *words])
-
-
-_SCRIPTS = {
-    "gpu-suite": "scripts/gpu_session.sh suite",
-    "gpu-sanitizers": "make sanitize",
-    "frameworks": "scripts/framework_tests.sh run",
-    "engine-loaders": "scripts/engine_loaders.py",
-}

@@ -48,7 +48,7 @@ def told(payload: Facts) -> Iterator[Said]:
     cases = cases_of(results)
     yield Head((section.head or title)(payload))
     yield from _cases([case for case in cases if "selectors" in case or "floor_us" in case])
-    for table in section.tables if section.told is None else section.told:
+    for table in section.tables:
         note, columns, rows = cells(table, [File(payload["bench"], payload)], missing="failed")
         if rows:
             yield Table(

@@ -45,39 +45,8 @@ def _us(facts: Mapping[str, Any]) -> str:
     return f"{facts['median_us']:.1f}" if "median_us" in facts else "-"
 
 
-def _cases(files: Sequence[File], engine: str = "") -> list[Mapping[str, Any]]:
-    found = [case for file in files for case in file.payload["results"].get("shapes", ()) if "engine" in case]
-    return [case for case in found if engine in ("", case["engine"])]
-
-
-def _gain_columns(files: Sequence[File]) -> list[Column]:
-    grid = dict.fromkeys((case["rows"], case["width"]) for case in _cases(files) if "skipped" not in case)
-    cells = [Column(f"{at[0]:,} x {at[1]:,}", entry(at)) for at in grid]
-    return [Column("operator", "operator", "`{}`"), Column("dtype", "dtype"), Column("k", "k", "{:,}"), *cells]
-
-
-def _gain_rows(files: Sequence[File]) -> Iterable[dict[Any, Any]]:
-    lines: dict[Any, dict[Any, Any]] = {}
-    for case in (case for case in _cases(files) if "skipped" not in case):
-        text = " / ".join(_us(case["selectors"][name]) for name in (BEFORE, AFTER))
-        text += f" ({case['times_faster']:.2f})" if "times_faster" in case else ""
-        facts = {"operator": short(case), "dtype": case["dtype"], "k": case["k"]}
-        lines.setdefault(tuple(facts.values()), facts)[case["rows"], case["width"]] = text
-    return lines.values()
-
-
-def _gain_note(files: Sequence[File]) -> str:
-    payload = files[0].payload
-    ratios = [case["times_faster"] for case in _cases(files) if "times_faster" in case]
-    told = (
-        f" The engines' operators take {geometric_mean(ratios):.2f} times as long in the geometric mean of "
-        f"{len(ratios)} cases, at least {min(ratios):.2f} times; ksieve is slower in {sum(r < 1 for r in ratios)}."
-    ) if ratios else ""  # fmt: skip
-    return (
-        f"The same calls before and after `install()` in one process, as CUDA graphs in turns, medians of "
-        f"{payload['settings']['rounds']} rounds, every answer verified ({_versions(payload)}).{told}\n\n"
-        "Microseconds, the engine's own / ksieve's, and how many times as long the first takes:"
-    )
+def _cases(files: Sequence[File]) -> list[Mapping[str, Any]]:
+    return [case for file in files for case in file.payload["results"].get("shapes", ()) if "engine" in case]
 
 
 def _unmeasured(files: Sequence[File]) -> Iterable[tuple[str, str]]:
@@ -90,7 +59,6 @@ def _unmeasured(files: Sequence[File]) -> Iterable[tuple[str, str]]:
             yield f"`{short(case)}`, {size(case)}, {case['dtype']}", why
 
 
-GAINS = Table(_gain_columns, _gain_rows, _gain_note)
 HOSTS = Table(
     [Column("operator", short, "`{}`"), Column("the engine's own", entry(BEFORE, _us)),
      Column("ksieve", entry(AFTER, _us))],
@@ -105,61 +73,47 @@ def _versions(payload: Mapping[str, Any]) -> str:
     return ", ".join([*(f"{name} {version}" for name, version in payload["results"]["versions"].items()), *chosen])
 
 
-CHECKS = Table(
-    [Column("check", "check"), Column("", lambda check: "passed" if check["good"] else "**failed**"),
-     Column("detail", "detail")],
-    lambda files: [check for file in files for check in file.payload["results"]["checks"]],
-    lambda files: f"`scripts/engine_loaders.py {files[0].payload['settings']['engine']}` installs the engine and calls "
-    f"its own plugin loader, here with {_versions(files[0].payload)} "
-    f"({files[0].payload['environment']['date'][:10]}, Python {files[0].payload['environment']['python']}). The "
-    "engine's compiled extensions were loaded; none of its kernels ran, and ksieve served on the CPU. "
-    "The file has the log and every operator:",
-)  # fmt: skip
-
-
-def gained(engine: str, files: Sequence[File]) -> str:
-    """One line for each operator of an engine, for its page of the guide."""
+def gained(files: Sequence[File]) -> str:
+    """One line for each operator of every engine, for the guide, and what their own loaders showed."""
     parts = []
-    for file in files:
-        if file.payload["bench"] == "engine-loaders" and file.payload["settings"]["engine"] == engine:
-            checks = file.payload["results"]["checks"]
-            version = _versions(file.payload).partition(",")[0]
-            good = sum(check["good"] for check in checks)
-            parts.append(f"{good} of {len(checks)} checks of the engine's plugin loader pass, without a GPU "
-                         f"({version}; {file.link('../../')}).")  # fmt: skip
-    for file in (file for file in files if any("times_faster" in case for case in _cases([file], engine))):
+    for file in (file for file in files if file.payload["bench"] == "engine-loaders"):
+        checks, version = file.payload["results"]["checks"], _versions(file.payload).partition(",")[0]
+        good = sum(check["good"] for check in checks)
+        parts.append(f"{version}, {good} of {len(checks)} ({file.link('../../')})")
+    said = f"Checks with the engines' own plugin loaders that pass, without a GPU: {'; '.join(parts)}."
+    timed = [file for file in files if any("times_faster" in case for case in _cases([file]))]
+    for file in timed:
         judge(MEASURED, file)
-        parts.append(render(lines(engine), [file]))
-    return "\n\n".join(parts)
+    return "\n\n".join([*([said] if parts else []), render(LINES, timed)])
 
 
-def lines(engine: str = "") -> Table:
-    """Every operator and dtype of an engine, or of all, in a line."""
+def _lines(files: Sequence[File]) -> Iterable[dict[str, Any]]:
+    groups: dict[Any, list[float]] = {}
+    for case in (case for case in _cases(files) if "times_faster" in case):
+        groups.setdefault((*short(case).split("."), case["dtype"]), []).append(case["times_faster"])
+    for (engine, name, dtype), ratios in groups.items():
+        yield {"engine": TITLES.get(engine, engine), "name": name, "dtype": dtype, "mean": geometric_mean(ratios),
+               "least": min(ratios)}  # fmt: skip
 
-    def rows(files: Sequence[File]) -> Iterable[dict[str, Any]]:
-        groups: dict[Any, list[float]] = {}
-        for case in (case for case in _cases(files, engine) if "times_faster" in case):
-            groups.setdefault((short(case), case["dtype"]), []).append(case["times_faster"])
-        for (name, dtype), ratios in groups.items():
-            yield {"name": name.removeprefix(f"{engine}."), "dtype": dtype, "mean": geometric_mean(ratios),
-                   "least": min(ratios)}  # fmt: skip
 
-    def note(files: Sequence[File]) -> str:
-        cases = [case for case in _cases(files, engine) if "times_faster" in case]
-        found = [h for h in files[0].payload["results"].get("host", ()) if engine in ("", h["engine"])]
-        us = {name: [h[name]["median_us"] for h in found if "median_us" in h.get(name, {})] for name in (BEFORE, AFTER)}
-        spans = [f"{min(of):.1f} to {max(of):.1f} us" for of in us.values() if of]
-        return (
-            f"The engine's time divided by ksieve's, in CUDA graphs up to "
-            f"{max(case['rows'] for case in cases):,} x {max(case['width'] for case in cases):,} "
-            f"({tables.card(files[0])}; {files[0].link('../../')})."
-        ) + (f" Host time of a call: {spans[0]}, ksieve's {spans[1]}." if len(spans) == 2 else "")
+def _lines_note(files: Sequence[File]) -> str:
+    cases = [case for case in _cases(files) if "times_faster" in case]
+    found = [h for file in files for h in file.payload["results"].get("host", ())]
+    us = {name: [h[name]["median_us"] for h in found if "median_us" in h.get(name, {})] for name in (BEFORE, AFTER)}
+    spans = [f"{min(of):.1f} to {max(of):.1f} us" for of in us.values() if of]
+    return (
+        f"The engine's time divided by ksieve's, in CUDA graphs up to "
+        f"{max(case['rows'] for case in cases):,} x {max(case['width'] for case in cases):,} "
+        f"({tables.card(files[0])}; {', '.join(file.link('../../') for file in files)})."
+    ) + (f" Host time of a call: {spans[0]}, ksieve's {spans[1]}." if len(spans) == 2 else "")
 
-    return Table(
-        [Column("operator", "name", "`{}`"), Column("dtype", "dtype"), Column("geometric mean", "mean", "{:.2f}"),
-         Column("least", "least", "{:.2f}")],
-        rows, note,
-    )  # fmt: skip
+
+LINES = Table(
+    [Column("engine", "engine"), Column("operator", "name", "`{}`"), Column("dtype", "dtype"),
+     Column("mean", "mean", "{:.2f}"), Column("least", "least", "{:.2f}")],
+    _lines, _lines_note,
+)  # fmt: skip
+"""Every operator and dtype in a line."""
 
 
 def seconds(facts: Mapping[str, Any]) -> str:
@@ -190,11 +144,8 @@ FIRST_CALLS = Table(
 )  # fmt: skip
 
 
-MEASURED = Section(
-    "The engines' operators, before and after", ["engines"], [GAINS, HOSTS, ABSENT, FIRST_CALLS],
-    ["shapes?/*/selectors/ksieve/exact"], page="engines", told=[lines(), HOSTS, ABSENT, FIRST_CALLS],
-)  # fmt: skip
-SECTIONS = (MEASURED, Section("The engines' own plugin loaders", ["engine-loaders"], [CHECKS], page="engines"))
+MEASURED = Section(["engines"], [LINES, HOSTS, ABSENT, FIRST_CALLS], ["shapes?/*/selectors/ksieve/exact"])
+SECTIONS = (MEASURED,)
 
 
 def first_seconds(files: Sequence[File]) -> str:

@@ -329,10 +329,8 @@ def replay_figures(payload: Payload) -> list[Figure]:
 
 
 SECTIONS = (
-    Section("Ablations", ["ablation"], ABLATION, ["steps?/*/variants/*/exact", "steps?/*/wave?/exact?",
-            "activation?/cells/*/selectors/*/exact"], ablation_figures, "evidence",
-            told=[VARIANTS, *ABLATION]),
-    Section("Chains", ["chain"], CHAIN, ["requests/*/selectors/ksieve/exact"], chain_figures, "evidence"),
-    Section("Replays", ["replay"], [REPLAY], ["total/exact"], replay_figures, "evidence", told=[CALLS, REPLAY],
-            head=_replay_head),
+    Section(["ablation"], [VARIANTS, *ABLATION], ["steps?/*/variants/*/exact", "steps?/*/wave?/exact?",
+            "activation?/cells/*/selectors/*/exact"], ablation_figures),
+    Section(["chain"], CHAIN, ["requests/*/selectors/ksieve/exact"], chain_figures),
+    Section(["replay"], [CALLS, REPLAY], ["total/exact"], replay_figures, _replay_head),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ksieve_lab.report.figures import Figure, Mark, size_text
-from ksieve_lab.report.tables import Column, File, Section, Table, card, entry, geometric_mean, machine, reached
+from ksieve_lab.report.tables import Column, File, Section, Table, card, entry, geometric_mean, reached
 
 Payload = Mapping[str, Any]
 Shape = Mapping[str, Any]
@@ -96,40 +96,18 @@ SUMMARY = (
 )  # fmt: skip
 
 
-def matrix(cell: Callable[[Shape], str], note: Callable[[Sequence[File]], str]) -> Table:
-    """Table of the first file, one cell for each shape: widths downwards, rows across."""
-
-    def columns(files: Sequence[File]) -> list[Column]:
-        across = sorted({shape["rows"] for shape in shapes(files[0].payload)})
-        cells = [Column(f"{m:,}", entry(m, cell)) for m in across]
-        return [Column("width \\ rows", "width", "{:,}"), *cells]
-
-    def rows(files: Sequence[File]) -> Iterable[dict[Any, Any]]:
-        lines: dict[int, dict[Any, Any]] = {}
-        for shape in shapes(files[0].payload):
-            lines.setdefault(shape["width"], {"width": shape["width"]})[shape["rows"]] = shape
-        return [lines[width] for width in sorted(lines)]
-
-    return Table(columns, rows, note)
+def columns_of(files: Sequence[File], cell: Callable[[Shape], str]) -> list[Column]:
+    """Columns of a table of the first file with a cell for each shape: widths downwards, rows across."""
+    across = sorted({shape["rows"] for shape in shapes(files[0].payload)})
+    return [Column("width \\ rows", "width", "{:,}"), *(Column(f"{m:,}", entry(m, cell)) for m in across)]
 
 
-def _told(files: Sequence[File]) -> str:
-    own, settings = files[0].payload["results"]["of_floor"][OWN], files[0].payload["settings"]
-    return (
-        f"Top {settings['k']:,} of {settings['dtype']} rows with {settings['lengths']} lengths ({machine(files[0])}): "
-        "speed as a fraction of the plain read, the fastest of several kernels that read the same valid scores and do "
-        f"nothing else. The geometric mean is {own['geometric_mean']:.3f} "
-        f"({reached(own['geometric_mean'], TARGET_MEAN)}), the "
-        f"least {own['least']:.3f} ({reached(own['least'], TARGET_LEAST)}). Every answer was verified. The numbers are "
-        f"those of {files[0].link('')}; `make site` builds the page of all benchmarks."
-    )
-
-
-FRACTIONS = matrix(lambda shape: f"{shape['selectors'][OWN]['of_floor']:.3f}", _told)
-TIMES = matrix(
-    lambda shape: f"{shape['selectors'][OWN]['median_us']:.1f} ({shape['selectors'][OWN]['of_floor']:.2f})",
-    lambda files: f"Microseconds of ksieve, and the fraction of the plain read: {title(files[0].payload)}.",
-)
+def rows_of(files: Sequence[File]) -> list[dict[Any, Any]]:
+    """Rows of such a table."""
+    lines: dict[int, dict[Any, Any]] = {}
+    for shape in shapes(files[0].payload):
+        lines.setdefault(shape["width"], {"width": shape["width"]})[shape["rows"]] = shape
+    return [lines[width] for width in sorted(lines)]
 
 
 def _selectors(found: Sequence[Shape]) -> list[str]:
@@ -284,16 +262,6 @@ WORST = Table(
     f"The worst shape of each family; the target is {WORST_TARGET}.",
 )  # fmt: skip
 
-GENERAL = Table(
-    [
-        Column("rows x width, k", lambda case: f"{size(case)}, {case['k']:,}"), Column("dtype", "dtype"),
-        Column("plain read, us", "floor_us", "{:.1f}"), Column("ksieve, us", "selectors/ksieve/median_us", "{:.1f}"),
-        Column("torch.topk, us", "selectors/torch.topk/median_us", "{:.1f}"),
-        Column("its time over ours", "times_faster", "{:.2f}"),
-    ],
-    lambda files: [case for file in files for case in shapes(file.payload)],
-)  # fmt: skip
-
 OVER_TORCH = Table(
     [
         Column("cases", "results/over_torch?/shapes"),
@@ -304,19 +272,10 @@ OVER_TORCH = Table(
 )  # fmt: skip
 
 _EXACT = ("shapes/*/selectors/ksieve/exact",)
-_TOLD = (Table(SUMMARY), PUBLISHED)
 SECTIONS = (
-    Section(
-        "Operator shapes on a GPU", ["operator"],
-        [Table(SUMMARY, note=f"Targets: a geometric mean of {TARGET_MEAN}, and no shape under {TARGET_LEAST}."), TIMES],
-        _EXACT, shape_figures, told=_TOLD,
-    ),
-    Section("Decode shapes on a GPU", ["decode"], [Table(SUMMARY), TIMES], _EXACT, shape_figures, told=_TOLD),
-    Section("Short rows on a GPU", ["short"], [Table(SUMMARY), TIMES], _EXACT, shape_figures, told=_TOLD),
-    Section("Other shapes of the indexer on a GPU", ["gpu", "sixteen-bit"], [Table(SUMMARY)], _EXACT, shape_figures,
-            told=_TOLD),
-    Section("Shapes from outside the indexer on a GPU", ["general"], [GENERAL], _EXACT, told=[OVER_TORCH]),
-    Section("Options on a GPU", ["options"], [OPTIONS], ["shapes/*/selectors/*/exact"], option_figures),
-    Section("Framework traces on a GPU", ["trace"], [TRACES], ["traces/*/selectors/ksieve/exact"], trace_figures),
-    Section("The worst case on a GPU", ["worst"], [WORST], ["cases/*/selectors/ksieve/exact"], worst_figures),
-)  # fmt: skip
+    Section(["operator", "decode", "short", "gpu", "sixteen-bit"], [Table(SUMMARY), PUBLISHED], _EXACT, shape_figures),
+    Section(["general"], [OVER_TORCH], _EXACT),
+    Section(["options"], [OPTIONS], ["shapes/*/selectors/*/exact"], option_figures),
+    Section(["trace"], [TRACES], ["traces/*/selectors/ksieve/exact"], trace_figures),
+    Section(["worst"], [WORST], ["cases/*/selectors/ksieve/exact"], worst_figures),
+)

@@ -1,4 +1,4 @@
-"""Blocks, ranks, the CPU, and what was run rather than timed: suites, sanitizers, the frameworks' own tests."""
+"""Blocks, ranks and the CPU."""
 
 from __future__ import annotations
 
@@ -63,16 +63,17 @@ def _block_rows(files: Sequence[File]) -> Iterable[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _span(values: Sequence[float]) -> str | None:
+def span(values: Sequence[float]) -> str | None:
+    """Least and most."""
     return f"{min(values):.2f} to {max(values):.2f}" if values else None
 
 
 BLOCKS = Table(
     [
         Column("model", "model"), Column("dtype", "dtype"), Column("cases", "cases"),
-        Column("of the plain read", lambda row: _span(row["read"])),
-        Column("over selection and write", lambda row: _span(row["parts"])),
-        Column("around a selector / ksieve", lambda row: _span(row["around"])),
+        Column("of the plain read", lambda row: span(row["read"])),
+        Column("over selection and write", lambda row: span(row["parts"])),
+        Column("around a selector / ksieve", lambda row: span(row["around"])),
     ],
     _block_rows,
     "Least and most of the cases of each model; the last column is the same result by PyTorch around a selector.",
@@ -105,12 +106,6 @@ def _world_rows(files: Sequence[File]) -> Iterable[dict[str, Any]]:
                        "schedule": case["selectors"]["planned"]["schedule"], "card": card(file)}  # fmt: skip
 
 
-def _predicted(files: Sequence[File]) -> Iterable[Mapping[str, Any]]:
-    for file in files:
-        if file.payload["bench"] == "predicted-ranks":
-            yield from (c for c in shapes(file.payload) if (c["rows"], c["width"]) == TARGET_SHAPE[:2])
-
-
 WORLDS = Table(
     [
         Column("GPUs", "world"), Column("dtype", "dtype"), Column("shard alone, us", "local", "{:,.0f}"),
@@ -130,9 +125,6 @@ _PREDICTED = (
     Column("rate of each, of one GPU's", "rate_of_one/planned", "{:.2f}"),
 )  # fmt: skip
 PREDICTED = Table(
-    _PREDICTED, _predicted, "The same rows, predicted from the lines through the measurements with fewer GPUs."
-)
-EVERY_PREDICTED = Table(
     [Column("rows x width", size), *_PREDICTED, Column("schedule", "schedule")],
     lambda files: [c for file in files for c in shapes(file.payload) if file.payload["bench"] == "predicted-ranks"],
 )
@@ -143,10 +135,13 @@ def _versions(facts: Mapping[str, Any]) -> str:
     return ", ".join([*found, facts["date"][:10]])
 
 
+COMPARED = (
+    Column("rows x width, scores", lambda case: f"{case['rows']} x {case['width']:,}, {case['source']}"),
+    Column("ksieve", lambda case: case["median_seconds"]["ksieve"] * 1e3, "{:.2f} ms"),
+)
 CPU = Table(
     [
-        Column("rows x width, scores", lambda case: f"{case['rows']} x {case['width']:,}, {case['source']}"),
-        Column("ksieve", lambda case: case["median_seconds"]["ksieve"] * 1e3, "{:.2f} ms"),
+        *COMPARED,
         *(Column(f"faster than `{name}`", f"times_faster_than/{name}?", "{:.1f}x") for name in (TORCH, ARGPARTITION)),
         Column("of max rate", "rate_of_max", "{:.2f}"),
     ],
@@ -208,56 +203,15 @@ def _cpu_facts(files: Sequence[File]) -> Iterable[tuple[str, str]]:
 
 CPU_FACTS = Table([Column("on the CPU", lambda fact: fact[0]), Column("", lambda fact: fact[1])], _cpu_facts)
 
-SUITES = Table(
-    [
-        Column("part", lambda file: file.payload["settings"].get("part") or file.stem),
-        Column("cases", "results/cases", "{:,}"), Column("rows judged", "results/rows_verified", "{:,}"),
-        Column("violations", "results/violations"),
-        Column("rows with the model's statistics", "results/rows_with_statistics_equal_to_the_model", "{:,}"),
-        Column("passed", "results/tests/passed"), Column("skipped", "results/tests/skipped?"),
-        Column("failed", "results/tests/failed?"),
-        Column("", lambda file: None if file.payload["results"].get("finished", True) else "cut off"),
-    ],
-    note="Every row is judged on the device.",
-)  # fmt: skip
-
-HOST = Table(
-    [Column("call", lambda cost: cost[0]), Column("host, us", lambda cost: cost[1]["median_us"], "{:.1f}")],
-    lambda files: [cost for f in files for cost in f.payload["results"].get("host_cost", {}).items()],
-    "Host time of one call, median.",
-)
-
-SANITIZERS = Table(
-    [
-        Column("compute-sanitizer tool", lambda tool: tool[0]), Column("launches", lambda tool: tool[1]["launches"]),
-        Column("issues", lambda tool: tool[1]["issues"]),
-    ],
-    lambda files: [tool for file in files for tool in file.payload["results"].items()],
-)  # fmt: skip
-
-FRAMEWORKS = Table(
-    [
-        Column("framework", "framework"), Column("version", "version"), Column("file", "file", "`{}`"),
-        *(Column(name.replace("_", " "), name, "{:,}") for name in ("passed", "failed", "skipped", "not_applicable")),
-    ],
-    lambda files: [of for file in files for of in file.payload["results"]["files"]
-                   if any(of[name] for name in ("passed", "failed", "skipped"))],
-    "Run against the adapters; the files name every test that was skipped or not run, and why.",
-)  # fmt: skip
-
 SECTIONS = (
-    Section("Blocks, pools and forced entries", ["blocks"], [BLOCKS, VERIFIED],
+    Section(["blocks"], [BLOCKS, VERIFIED],
             ["shapes/*/selectors/ksieve/exact", "shapes/*/selectors/around ksieve/exact",
              "shapes/*/selectors/around torch/exact", "verified?/exact"], block_figures),
-    Section("Rows on several ranks", ["ranks", "predicted-ranks"], [WORLDS, PREDICTED, VERIFIED],
+    Section(["ranks", "predicted-ranks"], [WORLDS, PREDICTED, VERIFIED],
             ["shapes/*/selectors?/gathered?/exact", "shapes/*/selectors?/pairs/exact",
              "shapes/*/selectors?/planned/exact", "verified?/exact", "verified?/same_on_every_rank", "replays?/exact"],
-            rank_figures, told=[WORLDS, EVERY_PREDICTED, VERIFIED]),
-    Section("CPU", ["cpu"], [CPU, CPU_SHORT, CPU_FACTS],
+            rank_figures),
+    Section(["cpu"], [CPU, CPU_SHORT, CPU_OPTIONS, CPU_FAMILIES, CPU_FACTS],
             ["compared/*/exact/ksieve", "short?/*/exact/ksieve", "options?/*/exact", "adversarial?/*/exact?",
-             "aimed?/*/exact?"],
-            told=[CPU, CPU_SHORT, CPU_OPTIONS, CPU_FAMILIES, CPU_FACTS]),
-    Section("The frameworks' own tests", ["frameworks"], [FRAMEWORKS]),
-    Section("The GPU suite", ["gpu-suite"], [SUITES, HOST]),
-    Section("Sanitizers", ["gpu-sanitizers"], [SANITIZERS]),
+             "aimed?/*/exact?"]),
 )  # fmt: skip

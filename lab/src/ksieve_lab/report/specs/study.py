@@ -266,7 +266,7 @@ def _came_true(payload: Mapping[str, Any]) -> str:
 
 
 SECTIONS = (
-    Section("Studies", ["study"], [VERDICT, ABOUT, comparison(), EVERY_POLICY], page="study",
+    Section(["study"], [VERDICT, ABOUT, comparison(), EVERY_POLICY],
             head=lambda payload: words.verdict_sentence(payload["results"])),
-    Section("Calibrations", ["calibrate"], [CALIBRATION], page="study", told=[CALIBRATION, RANKING], head=_came_true),
+    Section(["calibrate"], [CALIBRATION, RANKING], head=_came_true),
 )  # fmt: skip

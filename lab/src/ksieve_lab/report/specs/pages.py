@@ -1,0 +1,243 @@
+"""What committed pages show: a few sentences, and narrow tables, one for each question of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ksieve_lab.report.specs import engines, gpu, others, study
+from ksieve_lab.report.tables import Column, File, Section, Table, card, geometric_mean, judge, reached, render
+
+Rows = Iterable[Mapping[str, Any]]
+
+FEW_ROWS = {"decode": (1, 8, 64, 256), "short": (64, 1024, 8192)}
+FEW_WIDTHS = {"decode": (32_768, 131_072, 524_288, 1 << 20), "short": (2049, 4096, 8192, 16_384, 65_536)}
+WORST_SHOWN = 5
+OPTIONS_SHOWN = (
+    "windows", "k per row", "page table", "values", "int64", "smallest", "tie-break", "by index", "deterministic",
+    "by value",
+)  # fmt: skip
+
+
+def source(files: Sequence[File], up: str = "../../") -> str:
+    """Card and file of a table."""
+    return f"{card(files[0])}, {files[0].link(up)}"
+
+
+def sentence(file: File, up: str = "../../") -> str:
+    """Speed of the operator shapes in a sentence."""
+    own, k = file.payload["results"]["of_floor"][gpu.OWN], file.payload["settings"]["k"]
+    others_ = gpu.over_others(file)
+    return (
+        f"Top {k:,} of long float32 rows takes {1 / own['geometric_mean']:.2f} times a *plain read* of the scores, and "
+        f"{1 / own['least']:.2f} times at most. The fastest other library takes {geometric_mean(others_):.2f} times as "
+        f"long as ksieve ({own['shapes']} shapes, {source([file], up)})."
+    )
+
+
+def sentence_of_cpu(file: File, up: str = "../../") -> str:
+    """Speed of the CPU in a sentence."""
+    found = file.payload["results"]["compared"]
+    least = {
+        name: min(case["times_faster_than"][name] for case in found) for name in (others.TORCH, others.ARGPARTITION)
+    }
+    said = " and ".join(f"{value:.1f} times as fast as `{name}`" for name, value in least.items())
+    threads = file.payload["settings"]["threads"]
+    return f"On {threads} CPU threads ksieve is at least {said} ({len(found)} cases, {file.link(up)})."
+
+
+def _fractions_note(files: Sequence[File]) -> str:
+    own = files[0].payload["results"]["of_floor"][gpu.OWN]
+    mean, least = own["geometric_mean"], own["least"]
+    return (f"Geometric mean {mean:.3f} ({reached(mean, gpu.TARGET_MEAN)}), least {least:.3f} "
+            f"({reached(least, gpu.TARGET_LEAST)}); {source(files)}.")  # fmt: skip
+
+
+FRACTIONS = Table(
+    lambda files: gpu.columns_of(files, lambda shape: f"{shape['selectors'][gpu.OWN]['of_floor']:.2f}"),
+    gpu.rows_of, _fractions_note,
+)  # fmt: skip
+
+
+def _few(files: Sequence[File]) -> list[File]:
+    """The first file with some of its shapes."""
+    payload = files[0].payload
+    rows, widths = FEW_ROWS[payload["bench"]], FEW_WIDTHS[payload["bench"]]
+    kept = [s for s in gpu.shapes(payload) if s["rows"] in rows and s["width"] in widths]
+    return [File(files[0].stem, {**payload, "results": {**payload["results"], "shapes": kept}})]
+
+
+def _time(shape: Mapping[str, Any]) -> str:
+    facts = shape["selectors"][gpu.OWN]
+    return f"{facts['median_us']:.1f} ({facts['of_floor']:.2f})"
+
+
+FEW = Table(
+    lambda files: gpu.columns_of(_few(files), _time),
+    lambda files: gpu.rows_of(_few(files)),
+    lambda files: f"{source(files)}.",
+)
+
+
+def _kinds(files: Sequence[File]) -> Iterator[dict[str, Any]]:
+    """A row for each kind of shapes and k, with a cell for each dtype."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    order = ["prefill", "decode", "short"]
+    for name in ("operator", "decode", "short"):
+        for file in (f for f in files if f.payload["bench"] == name and "factors" not in f.stem):
+            settings, own = file.payload["settings"], file.payload["results"]["of_floor"][gpu.OWN]
+            if f"gpu-{name}-" in file.stem or settings["dtype"] != "float32":
+                others_ = geometric_mean(gpu.over_others(file))
+                cell = f"{own['geometric_mean']:.2f}" + (f" ({others_:.2f})" if others_ == others_ else "")
+                kind = {"operator": "prefill"}.get(name, name)
+                row = found.setdefault((kind, settings["k"]), {"kind": f"{kind}, k = {settings['k']:,}"})
+                row[settings["dtype"]] = cell
+    yield from (found[key] for key in sorted(found, key=lambda key: (order.index(key[0]), key[1])))
+
+
+KINDS = Table(
+    [Column("rows", "kind"), *(Column(dtype, f"{dtype}?") for dtype in ("float32", "bfloat16", "float16"))], _kinds
+)
+
+
+def _requests(files: Sequence[File]) -> Iterator[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for row in gpu.TRACES.rows(files):
+        cell = f"{row['us']:.1f} ({row['facts']['of_floor']:.2f})"
+        found.setdefault(row["request"], {"request": row["request"]})[row["selector"]] = cell
+    yield from found.values()
+
+
+REQUESTS = Table(
+    lambda files: [Column(name, name) for name in dict.fromkeys(name for row in _requests(files) for name in row)],
+    _requests, lambda files: f"Milliseconds, and the fraction of the plain reads; {source(files)}.",
+)  # fmt: skip
+
+
+def _general(files: Sequence[File]) -> str:
+    found = files[0].payload["results"]["over_torch"]
+    return (f"In {found['shapes']} cases from routers to vocabularies, `torch.topk` takes "
+            f"{found['geometric_mean']:.1f} times as long as ksieve in the geometric mean, and {found['least']:.1f} "
+            f"times at least ({source(files)}).")  # fmt: skip
+
+
+OPTIONS = Table(
+    [Column("option", "name"), Column("mean", "geometric_mean", "{:.2f}"), Column("most", "most", "{:.2f}")],
+    lambda files: [{"name": name} | files[0].payload["results"]["of_plain"][name] for name in OPTIONS_SHOWN],
+    lambda files: f"Time over the plain call's; {source(files)}.",
+)  # fmt: skip
+
+
+def _blocks(files: Sequence[File]) -> Rows:
+    return (row for row in others.BLOCKS.rows(files) if row["dtype"] == "float32")
+
+
+BLOCKS = Table(
+    [Column("model", "model"), Column("of the read", lambda row: others.span(row["read"])),
+     Column("PyTorch around a selector", lambda row: others.span(row["around"]))],
+    _blocks, lambda files: f"Float32, least and most of five shapes each; {source(files)}.",
+)  # fmt: skip
+
+
+def _ranks(files: Sequence[File]) -> Iterator[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for row in others.WORLDS.rows(files):
+        name = f"{row['world']} {row['card'].split()[1]}"
+        cell = f"{row['planned']:,.0f} ({row['faster']:.2f})"
+        found.setdefault(name, {"GPUs": name})[row["dtype"]] = cell
+    yield from found.values()
+
+
+RANKS = Table(
+    [Column("GPUs", "GPUs"), Column("float32", "float32"), Column("bfloat16", "bfloat16")], _ranks,
+    lambda files: ", ".join(file.link("../../") for file in files) + ".",
+)  # fmt: skip
+
+CPU = Table(
+    [
+        *others.COMPARED, Column("`torch.topk`", f"times_faster_than/{others.TORCH}", "{:.1f}"),
+        Column("`argpartition`", f"times_faster_than/{others.ARGPARTITION}", "{:.1f}"),
+        Column("of max", "rate_of_max", "{:.2f}"),
+    ],
+    others.CPU.rows, lambda files: f"{files[0].payload['settings']['threads']} threads; {source(files)}.",
+)  # fmt: skip
+
+
+def _start(files: Sequence[File]) -> str:
+    facts = dict(others.CPU_FACTS.rows(files))
+    said = [f"{what}: {value}" for what, value in facts.items() if "import and" in what or "slowest adv" in what]
+    return f"On the CPU, {'; '.join(said)}."
+
+
+WORST = Table(
+    gpu.WORST.columns, lambda files: list(gpu.WORST.rows(files))[:WORST_SHOWN], lambda files: f"{source(files)}."
+)
+
+
+def exact(files: Sequence[File]) -> str:
+    """How many answers were judged, and by whom."""
+    suites = [file.payload["results"] for file in files if file.payload["bench"] == "gpu-suite"]
+    checked = [file.payload["results"]["verified"] for file in files if file.payload["results"].get("verified")]
+    tests = [of for file in files if file.payload["bench"] == "frameworks" for of in file.payload["results"]["files"]]
+    tools = [tool for file in files if file.payload["bench"] == "gpu-sanitizers"
+             for tool in file.payload["results"].values()]  # fmt: skip
+    rows = sum(suite["rows_verified"] for suite in suites) + sum(found["rows"] for found in checked)
+    wrong = sum(suite["violations"] for suite in suites) + sum(found["failed"] for found in checked)
+    return (
+        f"The committed results judge {rows:,} rows on GPUs and CPUs; {wrong} were wrong. "
+        f"{sum(of['passed'] for of in tests):,} tests of vLLM, SGLang, FlashInfer and PyTorch pass with ksieve in "
+        f"place of their own operators, {sum(of['failed'] for of in tests)} fail. compute-sanitizer found "
+        f"{sum(tool['issues'] for tool in tools)} issues in {sum(tool['launches'] for tool in tools):,} launches."
+    )
+
+
+def host(files: Sequence[File]) -> str:
+    """Host time of a call."""
+    costs = next(file.payload["results"]["host_cost"] for file in files if "host_cost" in file.payload["results"])
+    calls = {"with plan, workspace and out": "stream_unsampled", "without": "without plan, workspace and out",
+             "`torch.topk`": "torch.topk"}  # fmt: skip
+    said = ", ".join(f"{words} {costs[name]['median_us']:.1f} us" for words, name in calls.items())
+    return f"Host time of one call: {said}."
+
+
+PARTS: Mapping[str, tuple[str, Sequence[Table | Any]]] = {
+    "prefill": ("gpu-operator-k2048", [FRACTIONS]),
+    "decode": ("gpu-decode-k2048", [FEW]),
+    "short": ("gpu-short-k2048", [FEW]),
+    "kinds": ("gpu-", [KINDS]),
+    "requests": ("gpu-trace-k2048", [REQUESTS]),
+    "general": ("gpu-general", [_general]),
+    "options": ("gpu-options-k2048", [OPTIONS]),
+    "blocks": ("blocks-cuda", [BLOCKS]),
+    "ranks": ("ranks-cuda", [RANKS]),
+    "worst": ("gpu-worst-k2048", [WORST]),
+    "cpu": ("cpu-2-threads", [CPU, _start]),
+    "host": ("gpu-suite", [host]),
+    "exact": ("", [exact]),
+}
+"""Parts of the page of benchmarks: the beginning of the names of their files, and what is shown of these."""
+
+
+def committed(files: Sequence[File], sections: Sequence[Section]) -> Iterator[tuple[str, str, str]]:
+    """Parts of committed pages: path, name of the markers, and text."""
+
+    def named(stem: str) -> list[File]:
+        found = [file for file in files if file.stem.startswith(stem)]
+        for file in found:
+            for section in (section for section in sections if file.payload["bench"] in section.benches):
+                judge(section, file)
+        return found
+
+    (operator,), (cpu,) = named("gpu-operator-k2048"), named("cpu-2-threads")
+    yield "README.md", "benchmarks", f"{sentence(operator, '')} {sentence_of_cpu(cpu, '')}"
+    yield "docs/index.md", "benchmarks", sentence(operator, "../")
+    for name, (stem, shown) in PARTS.items():
+        texts = [render(each, its) if isinstance(each, Table) else each(its) for its in [named(stem)] for each in shown]
+        yield "docs/reference/benchmarks.md", name, "\n\n".join(texts)
+    answers = [study.answer(file) for file in files if file.payload["bench"] == "study"]
+    answers += [study.calibrated(file) for file in files if file.payload["bench"] == "calibrate"]
+    yield "docs/guide/study.md", "results", "\n\n".join(answers)
+    for engine in engines.TITLES:
+        yield "docs/guide/engines.md", f"{engine}-operators", engines.operators(engine)
+    yield "docs/guide/engines.md", "times", engines.gained(files)
+    yield "docs/guide/engines.md", "first-calls", engines.first_seconds(files)
