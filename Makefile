@@ -107,8 +107,10 @@ endif
 docs: $(VENV)/.with-dev  ## regenerate every measured number in README and docs/
 	$(BIN)/python scripts/generate_docs.py
 
-site: $(VENV)/.with-$(or $(WITH),docs)  ## build the documentation with search into docs/_build/html; warnings are errors
+site: $(VENV)/.with-$(or $(WITH),docs)  ## build the documentation into docs/_build/html, try it in a browser if one is there
+	rm -rf docs/_build/html
 	$(BIN)/python -m sphinx -b html -E -W --keep-going -q docs docs/_build/html
+	$(BIN)/python scripts/check_site.py docs/_build/html
 
 bench-cpu: $(VENV)/.installed  ## measure the CPU backend into benchmarks/results/ (minutes)
 	$(BIN)/ksieve bench cpu --out benchmarks/results

@@ -33,6 +33,7 @@ autosummary_generate = True
 autodoc_typehints = "none"  # types stand in the docstrings, with shapes and units
 autodoc_mock_imports = [] if importlib.util.find_spec("torch") else ["torch"]  # of the adapters
 default_role = "code"
+smartquotes_action = "q"  # `--next` keeps its hyphens
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
@@ -40,6 +41,12 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"ksieve {version}"
 html_show_sourcelink = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_favicon = "_static/icon.svg"
+html_context = {"default_mode": "auto"}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,

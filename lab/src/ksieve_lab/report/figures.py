@@ -14,6 +14,7 @@ import io
 import math
 import os
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,15 @@ PALETTE = {
 
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (8, 2)), (0, (3, 1)))
+
+LIBRARIES = (
+    "ksieve", "torch.topk", "sglang paged", "deepselect", "vllm persistent", "sglang ragged", "flashinfer radix",
+    "vllm cooperative", "flashinfer cub", "flashinfer clusters", "vllm prefill", "vllm decode",
+)  # fmt: skip
+"""Selectors that look the same in every figure; other series take what these leave."""
+
+MOST_LABELS = 5
+"""Curves that are named at their ends; a legend names more."""
 
 _DARK = {
     "ink": "#e6e9ed", "muted": "#a3acb7", "grid": "#3a414a", "card": "#16191d", "blue": "#4aa8e8", "orange": "#f0b429",
@@ -189,7 +199,8 @@ def render(spec: Figure) -> Any:
 
     panels = list(dict.fromkeys(mark.panel for mark in spec.marks)) or [""]  # of nothing, empty axes
     every = list(dict.fromkeys(mark.series for mark in spec.marks))
-    columns = min(len(panels), 3 if spec.lying else 4)
+    labelled = _labelled(spec, every) and len(panels) <= 4
+    columns = 1 if labelled else min(len(panels), 3 if spec.lying else 4)
     rows = math.ceil(len(panels) / columns)
     lines = max(len({m.at for m in spec.marks if m.panel == panel}) for panel in panels)
     if spec.kind == "heat":
@@ -199,13 +210,15 @@ def render(spec: Figure) -> Any:
         names = max((len(str(mark.at)) for mark in spec.marks), default=0) * (0.075 / columns if spec.shared else 0.075)
         width = (5.5 if columns == 1 else 3.2) + names
         height = 0.7 + lines * (max(0.22, 0.16 * len(every)) if crowded else 0.26)
+    elif labelled:  # one over the other, so that a phone shows them as they are
+        width, height = 3.9, 1.75 if len(panels) > 1 else 3.0
     else:
         width, height = {1: (6.4, 4.0), 2: (4.7, 3.4)}.get(columns, (2.7, 2.6))
     # No pyplot: nothing global to close, no display asked for.
     with matplotlib.rc_context(_STYLE):
         canvas = Canvas(figsize=(0.8 + width * columns, 0.9 + height * rows))
         FigureCanvasAgg(canvas)
-        share: Any = {f"share{axis}": spec.shared and (axis == "y" or spec.lying) for axis in "xy"}
+        share: Any = {f"share{axis}": spec.shared and (axis == "y" or spec.lying or labelled) for axis in "xy"}
         grid = list(canvas.subplots(rows, columns, squeeze=False, **share).flat)
         for axes, panel in zip(grid, panels, strict=False):
             _panel(axes, spec, panel, every)
@@ -214,15 +227,20 @@ def render(spec: Figure) -> Any:
                 axes.set(**{"xlim" if spec.lying else "ylim": (0, None)})
             if spec.shared and not axes.get_subplotspec().is_first_col():
                 axes.set_ylabel("")
+            if spec.shared and labelled and not axes.get_subplotspec().is_last_row():
+                axes.set_xlabel("")
+            if labelled:
+                _label_ends(axes, spec, panel, every, 0.22 / height)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
         pairs = (pair for axes in grid for pair in zip(*axes.get_legend_handles_labels(), strict=True))
         shown = {label: handle for handle, label in pairs}
-        if len(shown) > 1:
+        if len(shown) > 1 and not labelled:
             fit = int((0.8 + width * columns) / (0.6 + 0.075 * max(map(len, shown))))
             canvas.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=max(1, min(fit, 5)))
         if spec.title:
-            canvas.suptitle(plain_text(spec.title), fontsize=9.5, x=0.01, ha="left")
+            title = textwrap.fill(plain_text(spec.title), int(12 * canvas.get_figwidth()))
+            canvas.suptitle(title, fontsize=9.5, x=0.01, ha="left")
     return canvas
 
 
@@ -266,7 +284,7 @@ def _series(
     """Draw the marks of one series in a panel; `begins` holds where the next bar of a stack begins."""
     if not marks:
         return
-    index = plain.index(name) if name in plain else 0
+    index, looks = plain.index(name) if name in plain else 0, _looks(plain)
     ranged = spec.kind != "band" and any(mark.low is not None for mark in marks)
     step = 0.8 / len(plain) if places and (spec.kind == "bar" or ranged) else 0.0
     shift = (index - (len(plain) - 1) / 2) * step if name in plain else 0.0
@@ -280,13 +298,13 @@ def _series(
         begins.update({place: begin + value for place, begin, value in zip(at, base, values, strict=True)})
         settings = {"height" if spec.lying else "width": 0.9 * step or 0.7, "left" if spec.lying else "bottom": base}
         bars = (axes.barh if spec.lying else axes.bar)(
-            at, values, color=series(index)["color"], label=label, **settings
+            at, values, color=series(looks.get(name, 0))["color"], label=label, **settings
         )
         if any(texts):
             axes.bar_label(bars, texts, padding=3, fontsize=8, bbox={"fc": CARD, "ec": "none", "pad": 0.5})
             axes.margins(**{"x" if spec.lying else "y": 0.35 if max(map(len, texts)) > 6 else 0.12})
         return
-    look = series(index)
+    look = series(looks.get(name, 0))
     if name in spec.references:
         look = {"color": MUTED, "linewidth": 1.2, "linestyle": _DASHES[1 + spec.references.index(name) % 3]}
     elif spec.kind == "marks":
@@ -299,6 +317,41 @@ def _series(
     for mark, place in zip(marks, at, strict=True):
         if mark.text:
             axes.text(1.01, place, mark.text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
+
+
+def _looks(names: Sequence[str]) -> dict[str, int]:
+    """Index of the look of each series: that of a library, or the next that no library of these has."""
+    known = {name: LIBRARIES.index(name) for name in names if name in LIBRARIES}
+    free = (index for index in range(len(names) + len(known)) if index not in known.values())
+    return {name: known[name] if name in known else next(free) for name in names}
+
+
+def _labelled(spec: Figure, every: Sequence[str]) -> bool:
+    """Whether the curves are named at their ends."""
+    numbers = all(not isinstance(mark.at, str) for mark in spec.marks)
+    return spec.kind == "line" and not spec.rules and numbers and 1 < len(every) <= MOST_LABELS
+
+
+def _label_ends(axes: Any, spec: Figure, panel: str, every: Sequence[str], step: float) -> None:
+    """Write the name of each curve at its right end, in its colour, at least `step` of the height above the next."""
+    plain = [name for name in every if name not in spec.references]
+    looks, ends = _looks(plain), []
+    for name in every:
+        marks = [m for m in spec.marks if (m.panel, m.series) == (panel, name) and math.isfinite(m.value)]
+        if marks:
+            last = max(marks, key=lambda mark: mark.at)
+            _, height = axes.transAxes.inverted().transform(axes.transData.transform((last.at, last.value)))
+            ends.append((height, name))
+    ends.sort()
+    places = [height for height, _ in ends]
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + step)
+    over = max(0.0, places[-1] - 1) if places else 0.0
+    for i in reversed(range(len(places))):  # down again from the upper edge, where there is room
+        places[i] = min(places[i], 1 - (len(places) - 1 - i) * step) if over else places[i]
+    for place, (_, name) in zip(places, ends, strict=True):
+        colour = MUTED if name in spec.references else series(looks[name])["color"]
+        axes.text(1.02, place, plain_text(name), transform=axes.transAxes, va="center", fontsize=8, color=colour)
 
 
 def _scale(axis: Any, scale: str, values: Sequence[Any], places: Sequence[str]) -> None:
@@ -317,8 +370,8 @@ def _scale(axis: Any, scale: str, values: Sequence[Any], places: Sequence[str]) 
         axis.set_ticks([], minor=True)
     elif scale == "log":
         getattr(axes, f"set_{axis.axis_name}scale")("log", subs=(2, 5) if max(values) < 100 * min(values) else ())
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter("{x:g}")
+        axis.set_major_formatter("{x:,g}")
+        axis.set_minor_formatter("{x:,g}")
 
 
 def _heat(axes: Any, marks: Sequence[Mark], rows: Sequence[str], columns: Sequence[str]) -> None:

@@ -136,7 +136,7 @@ def _versions(facts: Mapping[str, Any]) -> str:
 
 
 COMPARED = (
-    Column("rows x width, scores", lambda case: f"{case['rows']} x {case['width']:,}, {case['source']}"),
+    Column("rows x width, scores", lambda case: f"{size(case)}, {case['source'].replace('.safetensors', '')}"),
     Column("ksieve", lambda case: case["median_seconds"]["ksieve"] * 1e3, "{:.2f} ms"),
 )
 CPU = Table(

@@ -163,13 +163,16 @@ ABOUT = Table(
     ],
     _captures,
 )
+_PLANNED = [
+    Column("capture", "name"),
+    Column("underfill", lambda c: words.underfill(c["plan"])),
+    Column("candidates / K", lambda c: words.candidates(c, c["plan"])),
+    Column("row scans", "plan/traffic", "{:.3f}"),
+]
 VERDICT = Table(
     [
-        Column("capture", "name"), Column("verdict", "verdict/answer"),
+        *_PLANNED, Column("verdict", "verdict/answer"),
         Column("plan", lambda c: f"{c['plan']['name']} on {c['plan']['device']}"),
-        Column("underfill", lambda c: words.underfill(c["plan"])),
-        Column("candidates / K", lambda c: words.candidates(c, c["plan"])),
-        Column("row scans", "plan/traffic", "{:.3f}"),
         Column("tied rows", lambda c: f"{c['tail']['tied']:,} of {c['studied']:,}"),
     ],
     _captures,
@@ -189,7 +192,7 @@ EVERY_POLICY = Table(
 def answer(file: File) -> str:
     """The verdict on every capture, for the guide."""
     said = f"**{words.verdict_sentence(file.payload['results'])}** ({file.link('../../')})."
-    return f"{said}\n\n{render(VERDICT, [file])}"
+    return f"{said}\n\n{render(Table(_PLANNED, _captures), [file])}"
 
 
 _QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
