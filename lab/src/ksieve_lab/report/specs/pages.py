@@ -12,9 +12,9 @@ Rows = Iterable[Mapping[str, Any]]
 
 FEW_ROWS = {"decode": (1, 8, 64, 256), "short": (64, 1024, 8192)}
 FEW_WIDTHS = {"decode": (32_768, 131_072, 524_288, 1 << 20), "short": (2049, 4096, 8192, 16_384, 65_536)}
-WORST_SHOWN = 5
+WORST_SHOWN = 4
 OPTIONS_SHOWN = (
-    "windows", "k per row", "page table", "values", "int64", "smallest", "tie-break", "by index", "deterministic",
+    "windows", "k per row", "page table", "values", "smallest", "tie-break", "by index", "deterministic",
     "by value",
 )  # fmt: skip
 
