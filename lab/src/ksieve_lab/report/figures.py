@@ -213,7 +213,7 @@ def render(spec: Figure) -> Any:
     elif labelled:  # one over the other, so that a phone shows them as they are
         width, height = 3.9, 1.75 if len(panels) > 1 else 3.0
     else:
-        width, height = {1: (6.4, 4.0), 2: (4.7, 3.4)}.get(columns, (2.7, 2.6))
+        width, height = {1: (4.4, 3.6), 2: (4.7, 3.4)}.get(columns, (2.7, 2.6))
     # No pyplot: nothing global to close, no display asked for.
     with matplotlib.rc_context(_STYLE):
         canvas = Canvas(figsize=(0.8 + width * columns, 0.9 + height * rows))
