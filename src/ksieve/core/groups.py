@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ksieve.core.errors import ArgumentError, kind_of
+from ksieve.core.options import IndexBase
 from ksieve.core.table import BY_NAME, INPUTS
 
 _unregistered = {"torch", "jax", "jaxlib"}
@@ -59,7 +60,7 @@ class RowBounds(_Group):
     starts: Any = None
     ends: Any = None
     next_n: int = 1
-    index_base: str = "row"
+    index_base: IndexBase = "row"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A row gives an option's name, where a caller writes it, what it takes and what it means. Parsing and checks
 (`ksieve.core.arguments`, `ksieve.core.call`), `ksieve.core.options.Options`, the groups, the operators of PyTorch, the
-programs of JAX, `ksieve.verify`, the launch parameters and the reference page read it here.
+programs of JAX, `ksieve.verify`, the launch parameters, the command line and the reference page read it here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Option:
     neutral : object
         The value that asks for nothing.
     field : str
-        Field of `Options` that states it; "" if no kernel depends on it.
+        Field of `Options` that states it alone; "" if none does.
     states : object
         What the field is where an array is given.
     takes : tuple
@@ -153,6 +153,9 @@ TABLE = (
         "tie_break", "tie_break", "choice", "which of the scores equal to the worst selected one are selected", "any",
         "tie_break", takes=("any", "low", "high"), judged=True,
     ),
+    Option("sorted", "sorted", "choice", "slots best first, or by index", False, takes=("value", "index"), judged=True),
+    Option("deterministic", "deterministic", "flag", "whether a row has the same slots in every run and batch", False),
+    Option("max_k", "max_k", "int", "slots of a row, where each row has its own k"),
     Option(
         "index_dtype", "index_dtype", "choice", "dtype of new index arrays", "int32", "index_dtype", takes=INTEGERS,
     ),
@@ -168,7 +171,7 @@ TABLE = (
         jax=False,
     ),
 )  # fmt: skip
-"""Every option that names one fact. `sorted`, `deterministic` and `max_k` set facts of their own (`arguments`)."""
+"""Every option. `sorted`, `deterministic` and `max_k` have no field: `ksieve.core.arguments` says what they set."""
 
 BY_NAME = {option.name: option for option in TABLE}
 
