@@ -85,10 +85,9 @@ def is_int(value: object) -> TypeGuard[int]:
 
 def check_k(k: Any, name: str = "k", least: int = 1) -> int:
     """Return k as an int in [least, 2**20]."""
-    if not is_int(k):
-        raise ArgumentError(name, f"{kind_of(k)} {shown(k)}", f"an int from {least} to {MAX_K}")
-    if not least <= k <= MAX_K:
-        raise ArgumentError(name, int(k), f"an int from {least} to {MAX_K}")
+    if not is_int(k) or not least <= k <= MAX_K:
+        got = int(k) if is_int(k) else None if k is None else f"{kind_of(k)} {shown(k)}"
+        raise ArgumentError(name, got, f"an int from {least} to {MAX_K}")
     return int(k)
 
 
