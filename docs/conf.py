@@ -16,7 +16,7 @@ copyright = "the ksieve authors"  # noqa: A001 - the name that Sphinx reads
 version = release = ksieve.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc"]
-exclude_patterns = ["_build", "_templates", "reference/generated/cli.md"]
+exclude_patterns = ["_build", "_templates", "reference/generated/cli.md", "reference/generated/options.md"]
 templates_path = ["_templates"]
 
 myst_enable_extensions = ["colon_fence"]
@@ -42,7 +42,7 @@ html_theme_options = {
 
 
 def _write_generated(_: Any) -> None:
-    """Write the command line, for `reference/cli.md` to include, and the page of benchmarks with its figures."""
+    """Write what pages of the reference include, and the page of benchmarks with its figures."""
     spec = importlib.util.spec_from_file_location("generate_docs", DOCS.parent / "scripts" / "generate_docs.py")
     if spec is None or spec.loader is None:
         raise RuntimeError("scripts/generate_docs.py cannot be loaded")

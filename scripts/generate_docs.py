@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ksieve.core import atomic
+from ksieve.core.groups import GROUPS
+from ksieve.core.table import TABLE, Option
 from ksieve_lab.report import figures, specs, tables
 from ksieve_lab.report.specs import study
 
@@ -92,9 +94,39 @@ def _default(option: Any) -> str:
     return f"`{option.default}`" if isinstance(option.default, (str, int)) and option.default is not False else ""
 
 
+_SHAPES = {
+    "rows": "(rows)", "requests": "(rows / next_n)", "table": "(requests, pages)", "scores": "(rows, width)",
+    "parts": "(rows, n)", "slots": "shape of the indices",
+}  # fmt: skip
+_DTYPES = {"": "dtype of the scores", "index": "dtype of the indices"}
+
+
+def options_reference() -> str:
+    """Markdown table of every option, from the table that the library reads."""
+    keywords = {kind.__name__: keyword for keyword, kinds in GROUPS.items() for kind in kinds}
+    rows = []
+    for option in TABLE:
+        group = f"`{keywords[option.where]}={option.where}`" if option.where in keywords else ""
+        neutral = "" if option.neutral is None else f"`{option.neutral!r}`"
+        yes = ["yes" if has else "" for has in (option.jax, option.judged)]
+        rows.append((f"`{option.name}`", group, _takes(option), neutral, option.meaning, *yes))
+    return tables.markdown(("option", "in", "takes", "default", "meaning", "JAX programs", "`verify`"), rows)
+
+
+def _takes(option: Option) -> str:
+    """What an option takes, in words."""
+    if option.shape:
+        array = f"{' or '.join(_DTYPES.get(dtype, dtype) for dtype in option.dtypes)}, {_SHAPES[option.shape]}"
+        return f"True, or an array: {array}" if option.kind == "output" else f"array: {array}"
+    if option.kind == "choice":
+        return ", ".join(f"`{value!r}`" for value in option.takes)
+    return "bool" if option.kind == "flag" else f"int, {' to '.join(map(str, option.takes))}".rstrip(", ")
+
+
 def site(target: Path) -> None:
-    """Write what the site shows and the repository does not hold: the command line, and the benchmarks."""
+    """Write what the site shows and the repository does not hold: options, the command line, and the benchmarks."""
     target.mkdir(parents=True, exist_ok=True)
+    (target / "options.md").write_text(options_reference() + "\n", encoding="utf-8")
     (target / "cli.md").write_text(cli_reference() + "\n", encoding="utf-8")
     files = tables.read(ROOT / "benchmarks" / "results")
     (target / "benchmarks.md").write_text(specs.benchmarks(files, target), encoding="utf-8")
