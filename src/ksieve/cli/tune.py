@@ -55,9 +55,9 @@ def tune(
     What was not measured, or not in time, stays as shipped.
     """
     from ksieve.planning import tuned
-    from ksieve.planning.tune import run as tuning
-    from ksieve.planning.tune import spills, tasks
-    from ksieve.planning.tune import table as tune_table
+    from ksieve.tuning import run as tuning
+    from ksieve.tuning import spills, tasks
+    from ksieve.tuning import table as tune_table
 
     os.environ[tuned.VARIABLE] = "off"  # measured are the shipped shapes and all others, not those of an earlier file
     if minutes is not None and not 0 < minutes <= 600:
