@@ -19,6 +19,7 @@ from entry_calls import AXES, built, columns_of  # noqa: E402
 from flat_calls import ask, plan_of, verified  # noqa: E402
 from harness import HOST_BACKENDS  # noqa: E402
 from ksieve import ArgumentError  # noqa: E402
+from ksieve.core.groups import grouped  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve_lab import oracle  # noqa: E402
 
@@ -206,22 +207,48 @@ def test_any_rank_and_library():
     assert (carrying.grad[..., 0] == 1).all() and carrying.grad.sum() == 18
 
 
-def test_values_carry_the_gradient_of_the_scores_that_they_are():
-    """Of every sixth combination of the options: each slot weighs the first of its entry's best scores."""
+def arguments_of(k, call):
+    """Keywords of `ksieve.select` for a combination of options, with the outputs that a gradient needs."""
+    more = {name: value for name, value in call.items() if name not in ("ks", "live")}
+    more |= {"k": call["ks"], "max_k": k} if "ks" in call else {"k": k}
+    more |= {"counts": True} if call.get("fill") is False else {}
+    return grouped(more | {"num_rows": call.get("live"), "values": True, "raw": True})
+
+
+def gradient_of_torch(x, given, weights):
+    """Answer of a call, and the gradient of its weighted values."""
     torch = pytest.importorskip("torch")
-    for seed, case in list(enumerate(pairwise(AXES)))[::6]:
+    tensor = torch.from_numpy(x).requires_grad_()
+    found = ksieve.select(tensor, **given)
+    found.values.backward(torch.from_numpy(weights))
+    return found._replace(values=found.values.detach()), tensor.grad
+
+
+def gradient_of_jax(x, given, weights):
+    """The same of a program of JAX."""
+    jax = pytest.importorskip("jax")
+
+    def program(scores):
+        found = ksieve.select(scores, **given)
+        return found.values, found
+
+    wide = any(str(getattr(leaf, "dtype", leaf)) == "int64" for leaf in jax.tree.leaves(given))
+    with jax.enable_x64(wide):
+        _, back, found = jax.vjp(jax.jit(program), x, has_aux=True)
+        return found, back(weights)[0]
+
+
+@pytest.mark.parametrize(
+    ("differentiated", "step"),
+    [(gradient_of_torch, 6), (gradient_of_jax, 30), pytest.param(gradient_of_jax, 3, marks=pytest.mark.extended)],
+)
+def test_values_carry_the_gradient_of_the_scores_that_they_are(differentiated, step):
+    """Of some combinations of the options: each slot weighs the first of its entry's best scores."""
+    for seed, case in list(enumerate(pairwise(AXES)))[::step]:
         x, k, call = built(case | {"dtype": "float32"}, seed)
-        tensor = torch.from_numpy(x).requires_grad_()
-        more = {name: value for name, value in call.items() if name not in ("ks", "live", "lengths")}
-        more |= {"max_k": k} if "ks" in call else {}
-        if call.get("fill") is False:  # slots are written all the same: they have gradients
-            more["counts"] = torch.zeros(len(x), dtype=torch.int32)
-        _, values, raw = ask(
-            tensor, call.get("lengths"), call.get("ks", k), **more, num_rows=call.get("live"), values=True,
-            raw=True,
-        )  # fmt: skip
-        weights = np.arange(1, raw.numel() + 1, dtype=np.float32).reshape(raw.shape)
-        values.backward(torch.from_numpy(weights))
+        weights = np.arange(1, len(x) * columns_of(k, call) + 1, dtype=np.float32).reshape(len(x), -1)
+        answer, changes = differentiated(x, arguments_of(k, call), weights)
+        raw = np.asarray(answer.raw)
         found = oracle.entries_of(x, call, np.arange(len(x)))
         gradient, wanted = np.zeros_like(x), np.full_like(weights, -np.inf if call.get("largest", True) else np.inf)
         for row in range(x.shape[0]):
@@ -231,22 +258,20 @@ def test_values_carry_the_gradient_of_the_scores_that_they_are():
                 if position in columns:
                     wanted[row, slot] = x[row, columns[position]]
                     gradient[row, columns[position]] += weights[row, slot]
-        assert values.detach().numpy().tobytes() == wanted.tobytes(), call
-        assert tensor.grad.numpy().tobytes() == gradient.tobytes(), call
+        assert np.asarray(answer.values).tobytes() == wanted.tobytes(), call
+        assert np.asarray(changes).tobytes() == gradient.tobytes(), call
 
 
-EAGER = {"block_size": 8, "force_first": 1, "force_last": 2, "expand": 4}
-
-
-@pytest.mark.parametrize("name", [*EAGER, "tail", "positions", "plan"])
-def test_programs_of_jax_refuse_them(name):
+def test_programs_of_jax():
+    """Every twelfth combination of the options, with 64-bit integers: the oracle's answer."""
     jax = pytest.importorskip("jax")
-    arrays = {"tail": np.zeros(3, np.int32), "positions": np.zeros((3, 40), np.int32)}
-    given = {name: (EAGER | arrays).get(name)}
-    if name == "plan":
-        given = {"plan": plan_of(rows=3, width=40, k=5, options=Options(block_size=8))}
-    with pytest.raises(ArgumentError, match=f"^{name}: got .*while JAX traces"):
-        jax.jit(lambda s: ask(s, k=5, **given))(scores())
+    for seed, case in list(enumerate(pairwise(AXES)))[5::12]:
+        x, k, call = built(case, seed)
+        given = arguments_of(k, call) | {"counts": True}
+        with jax.enable_x64(True):
+            found = jax.jit(lambda s, given=given: ksieve.select(s, **given))(x)
+        parts = {name: np.asarray(getattr(found, name)) for name in ("indices", "values", "raw", "counts")}
+        oracle.assert_served(x, k, call, parts)
 
 
 def test_verify_refutes_by_entries():

@@ -255,10 +255,10 @@ def _from_dlpack_or_buffer(array: Any) -> np.ndarray[Any, Any]:
         return np.asarray(array)
 
 
-def check_jax_int64() -> None:
-    """Refuse int64 results that JAX would silently narrow to 32 bits."""
+def check_jax_int64(name: str = "index_dtype") -> None:
+    """Refuse int64 numbers that JAX would silently narrow to 32 bits."""
     import jax
 
     if not jax.config.jax_enable_x64:
         got = "'int64' while JAX's 64-bit types are off"
-        raise ArgumentError("index_dtype", got, "jax.config.update('jax_enable_x64', True) first, or 'int32'")
+        raise ArgumentError(name, got, "jax.config.update('jax_enable_x64', True) first, or 'int32'")

@@ -55,8 +55,8 @@ class Option:
         Of an array; "" is that of the scores, "index" that of the indices.
     word : int
         Where the kernels' parameters hold its address, in words of 8 bytes (`backends.cuda.runtime.launch`).
-    jax, judged : bool
-        Whether programs of JAX, and `ksieve.verify`, take it.
+    judged : bool
+        Whether `ksieve.verify` takes it.
     """
 
     name: str
@@ -70,7 +70,6 @@ class Option:
     shape: Shape | None = None
     dtypes: tuple[str, ...] = ("int32",)
     word: int = 0
-    jax: bool = True
     judged: bool = False
 
 
@@ -114,35 +113,35 @@ TABLE = (
     ),
     Option(
         "positions", "Positions", "input", "a position for each score, written in place of its index",
-        field="positions", shape="scores", word=27, jax=False, judged=True,
+        field="positions", shape="scores", word=27, judged=True,
     ),
     Option(
         "block_table", "SelectedBlocks", "input", "the block of each of equal parts of a row, written as positions",
-        field="positions", shape="parts", word=27, jax=False, judged=True,
+        field="positions", shape="parts", word=27, judged=True,
     ),
     Option(
         "block_size", _BLOCKS, "int", "adjacent scores of a block, among whose best scores rows are selected", 1,
-        "block_size", takes=(1, MAX_BLOCK), jax=False, judged=True,
+        "block_size", takes=(1, MAX_BLOCK), judged=True,
     ),
     Option(
         "force_first", _BLOCKS, "int", "entries at the beginning of each row that are always selected", 0,
-        "force_first", takes=(0, MAX_FORCED), jax=False, judged=True,
+        "force_first", takes=(0, MAX_FORCED), judged=True,
     ),
     Option(
         "force_last", _BLOCKS, "int", "entries at the end of each row that are always selected", 0, "force_last",
-        takes=(0, MAX_FORCED), jax=False, judged=True,
+        takes=(0, MAX_FORCED), judged=True,
     ),
     Option(
         "forced_extra", _BLOCKS, "flag", "whether forced entries come in addition to the k", False, "forced_extra",
-        jax=False, judged=True,
+        judged=True,
     ),
     Option(
         "expand", _BLOCKS, "int", "positions of an entry, all of which are written", 1, "expand",
-        takes=(1, MAX_BLOCK), jax=False, judged=True,
+        takes=(1, MAX_BLOCK), judged=True,
     ),
     Option(
         "tail", _BLOCKS, "input", "lengths of the rows in positions; those after the last whole entry are written",
-        field="tail", shape="requests", word=26, jax=False, judged=True,
+        field="tail", shape="requests", word=26, judged=True,
     ),
     Option("largest", "largest", "flag", "whether larger scores are better", True, "largest", judged=True),
     Option(
@@ -160,7 +159,7 @@ TABLE = (
         "index_dtype", "index_dtype", "choice", "dtype of new index arrays", "int32", "index_dtype", takes=INTEGERS,
     ),
     Option("overlap", "overlap", "flag", "whether a kernel may start while the previous one drains", False, "overlap"),
-    Option("fill", "fill", "flag", "whether slots that are not used are written", True, "filled", jax=False),
+    Option("fill", "fill", "flag", "whether slots that are not used are written", True, "filled"),
     Option("values", "values", "output", "the selected scores", field="values", shape="slots", dtypes=("",), word=17),
     Option(
         "raw", "raw", "output", "the indices before a transform", field="raw", shape="slots", dtypes=("index",),
@@ -168,7 +167,6 @@ TABLE = (
     ),
     Option(
         "counts", "counts", "output", "how many slots of each row are used", field="counts", shape="rows", word=25,
-        jax=False,
     ),
 )  # fmt: skip
 """Every option. `sorted`, `deterministic` and `max_k` have no field: `ksieve.core.arguments` says what they set."""
