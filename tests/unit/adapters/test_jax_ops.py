@@ -189,6 +189,44 @@ def test_slots_that_are_not_filled():
     same(np.where(np.arange(K) < used[:, None], indices, -1), want)
 
 
+GROUPS = {
+    "without arrays": {"blocks": ksieve.Blocks(8, force_last=2)},
+    "bounds and blocks": {
+        "bounds": ksieve.RowBounds(starts=STARTS, ends=LENGTHS, index_base="start"),
+        "blocks": ksieve.Blocks(8, expand=8, tail=LENGTHS - 3),
+    },
+    "pages of gathered scores": {
+        "gathered": ksieve.SelectedBlocks(PARTS),
+        "transform": ksieve.PageTable(TABLE, 16, row_to_request=REQUESTS),
+    },
+    "offsets": {"gathered": ksieve.Positions(PLACES), "transform": ksieve.Offsets(STARTS)},
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_are_arguments_of_programs(name):
+    groups = GROUPS[name]
+
+    def program(scores, groups):
+        return tuple(ksieve.select(scores, k=K, values=True, deterministic=True, **groups)[:2])
+
+    want = program(SCORES, groups)
+    same(jax.jit(program)(SCORES, groups), want)
+    batch = jax.tree.map(lambda array: np.stack([array, array]), (SCORES, groups))
+    mapped = jax.jit(jax.vmap(program))(*batch)
+    same(mapped, jax.tree.map(lambda array: np.stack([array, array]), want))
+
+
+def test_groups_are_pytrees_before_any_other_call():
+    code = (
+        "import jax, numpy as np, ksieve, ksieve.frontends.jax.ops\n"
+        "select = jax.jit(lambda s, blocks: ksieve.topk(s, k=3, blocks=blocks))\n"
+        "assert select(np.zeros((2, 64), np.float32), ksieve.Blocks(8, force_last=1)).shape == (2, 3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_plan_serves_each_part_of_a_batch():
     plan = dispatch.plan_of(rows=ROWS, width=WIDTH, k=K, options=Options(order="index", tie_break="low"))
     scores = np.stack([SCORES, -SCORES])

@@ -27,6 +27,7 @@ from ksieve.core import call as calls
 from ksieve.core import problem
 from ksieve.core.arrays import TAKES, check_jax_int64, is_array
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
+from ksieve.core.groups import register_pytrees
 from ksieve.core.options import Options
 from ksieve.core.selection import Selection
 from ksieve.core.table import INPUTS, MAX_INT, OUTPUTS
@@ -300,3 +301,4 @@ def _register() -> None:
 
 
 _register()
+register_pytrees("jax")
