@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Literal, TypedDict, cast
 
 from ksieve.core.errors import ArgumentError, GradientWarning, shown
@@ -166,7 +168,16 @@ def resolve(
     if length_dtype in INTEGERS:
         facts["length_dtype"] = length_dtype
     unstated: dict[str, Any] = {"windows": "none", "transform": "none", **_UNSTATED, "per_row_k": per_row_k}
-    return replace(base, **(unstated | facts | {"order": order, "tie_break": tie_break}))
+    facts = unstated | facts | {"order": order, "tie_break": tie_break}
+    with suppress(Exception):  # a foreign class may raise anything when hashed, and is refused below
+        return _replaced(base, **facts)
+    return replace(base, **facts)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _replaced(base: Options, **facts: Any) -> Options:
+    found = replace(base, **facts)
+    return PLAIN if found == PLAIN else found  # every call asks for identity with it
 
 
 def _determined(given: Mapping[str, Any], base: Options) -> tuple[Order, TieBreak]:

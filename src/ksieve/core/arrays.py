@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,10 @@ class Device:
         return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayInfo:
+CPU = Device("cpu")
+
+
+class ArrayInfo(NamedTuple):
     """Host-known facts of one array. `strides` count elements; `pointer` is an address on `device`."""
 
     library: str
@@ -224,7 +226,7 @@ def _from_numpy(array: np.ndarray[Any, Any], library: str) -> ArrayInfo:
     strides = _in_elements(array.strides, itemsize)
     pointer = array.__array_interface__["data"][0]
     dtype = dtype_name(array.dtype)
-    return ArrayInfo(library, Device("cpu"), pointer, array.shape, strides, dtype, itemsize)
+    return ArrayInfo(library, CPU, pointer, array.shape, strides, dtype, itemsize)
 
 
 def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
@@ -245,7 +247,7 @@ def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
 
 
 def _in_elements(byte_strides: Any, itemsize: int) -> tuple[int, ...]:
-    return tuple(int(s) // itemsize if itemsize and s % itemsize == 0 else UNEVEN for s in byte_strides)
+    return tuple([int(s) // itemsize if itemsize and s % itemsize == 0 else UNEVEN for s in byte_strides])
 
 
 def _from_dlpack_or_buffer(array: Any) -> np.ndarray[Any, Any]:

@@ -125,12 +125,13 @@ def parse(
     info, leading = of_rows(whole, "scores"), whole.shape[:-1]
     dtype = check_scores(info, strided=True)
     rows, width = rows_of(info), info.shape[-1]
-    inputs = {name: array for name in table.INPUTS if (array := given.get(name)) is not None}
-    if lengths is not None:
-        inputs["lengths"] = lengths
-    outputs = {name: array for name in table.OUTPUTS if not isinstance(array := given.get(name), bool | None)}
-    if out is not None:
-        outputs = {"out": out} | outputs
+    inputs = {} if lengths is None else {"lengths": lengths}
+    outputs = {} if out is None else {"out": out}
+    for name, array in given.items():
+        if array is not None and name in table.INPUTS:
+            inputs[name] = array
+        elif array is not None and name in table.OUTPUTS and not isinstance(array, bool):
+            outputs[name] = array
     its = {name: inspect(array, name) for name, array in (inputs | outputs).items()}
     bounds = its.get("lengths") or its.get("ends")
     found = arguments.resolve(
