@@ -162,7 +162,7 @@ class Options:
         return "smallest" if not self.largest else "nan_first" if self.nan == "highest" else "largest"
 
     @property
-    def fill(self) -> float:
+    def unused_value(self) -> float:
         """Value of an unused slot: the worst number."""
         return -math.inf if self.largest else math.inf
 

@@ -71,7 +71,7 @@ class Best:
         if self.per_row:
             problem.check_vector(inspect(k, "k"), "k", ((self.rows,),), self.device)
             self.own_k = self.xp.asarray(k)
-        self.nothing, self.everything = -options.fill, options.fill
+        self.nothing, self.everything = -options.unused_value, options.unused_value
         self.reset()
         self.merge(0)  # refuses what topk refuses, and loads its kernels
 

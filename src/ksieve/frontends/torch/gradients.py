@@ -115,14 +115,14 @@ class Layout(NamedTuple):
     ends: bool
     from_start: bool
     ranking: str
-    fill: float
+    unused_value: float
 
 
 def layout_of(options: Options) -> Layout:
     """Layout of a call."""
     ends, from_start = options.windows == "ends", options.index_base == "start"
     numbers = (options.block_size, options.expand, options.next_n)
-    return Layout(*numbers, ends, from_start, options.ranking, options.fill)
+    return Layout(*numbers, ends, from_start, options.ranking, options.unused_value)
 
 
 def gather(
@@ -167,7 +167,7 @@ def gather(
     else:
         column = entry + shift[:, None]
     found = scores.gather(-1, torch.where(used, column, 0))
-    return torch.where(used, found, layout.fill).reshape(shape)
+    return torch.where(used, found, layout.unused_value).reshape(shape)
 
 
 def _window(layout: Layout, row: Any, width: int, lengths: Any, starts: Any) -> tuple[Any, Any]:
