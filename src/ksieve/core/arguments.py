@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -197,9 +197,9 @@ def _determined(given: Mapping[str, Any], base: Options) -> tuple[Order, TieBrea
     return order, tie_break
 
 
-def difference(asked: Options, planned: Options) -> tuple[str, str] | None:
+def difference(asked: Options, planned: Options, of: Iterable[str] = Options.__slots__) -> tuple[str, str] | None:
     """Describe the first difference between the options of a call and its plan, as (got, takes); None if equal."""
-    for name in Options.__dataclass_fields__:
+    for name in of:
         mine, theirs = getattr(asked, name), getattr(planned, name)
         if mine != theirs:
             by = f" ({_OF_FIELDS[name]})" if name in _OF_FIELDS else ""
