@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ksieve.core import arguments, table
 from ksieve.core.arrays import ArrayInfo, as_numpy, inspect, is_array, plain_tensor
-from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.errors import ArgumentError, kind_of, refuse, shown
 from ksieve.core.leading import of_rows
 from ksieve.core.options import Options
 from ksieve.core.problem import (
@@ -121,7 +121,7 @@ def parse(
         raise ArgumentError("lengths", kind_of(lengths), takes)
     given = given or {}
     ks = k if is_array(k, least=0 if len(whole.shape) == 1 else 1) else None  # of one row its shape is ()
-    slots = _slots(None if ks is not None else k, ks is not None, given.get("max_k"), planned)
+    slots = slots_of(k, ks is not None, given.get("max_k"), planned)
     info, leading = of_rows(whole, "scores"), whole.shape[:-1]
     dtype = check_scores(info, strided=True)
     rows, width = rows_of(info), info.shape[-1]
@@ -180,16 +180,18 @@ def parse(
     return Call(asked, leading, rows if live is None else live, described, arrays)
 
 
-def _slots(k: Any, per_row: bool, max_k: Any, planned: Problem | None) -> int:
-    """Slots of a row: k, or max_k for an array k, or the plan's k."""
+def slots_of(
+    k: Any, per_row: bool, max_k: Any, planned: Problem | None, check: Callable[[Any, str, int], int] = check_k
+) -> int:
+    """Slots of a row: k, or max_k for an array k, or the plan's k. PyTorch traces it."""
     name, given = ("max_k", max_k) if per_row else ("k", k)
     if max_k is not None and not per_row:
-        raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")
+        refuse("max_k", max_k, "nothing unless k is an array")
     if given is None:
         if planned is None:
-            raise ArgumentError(name, None, f"an int from 0 to {MAX_K}")
+            refuse(name, None, f"an int from 0 to {MAX_K}")
         return planned.k
-    slots = check_k(given, name, 0)
+    slots = check(given, name, 0)
     if planned is not None and slots != planned.k:
-        raise ArgumentError(name, slots, f"{planned.k}, the plan's k, or nothing")
+        refuse(name, slots, f"{planned.k}, the plan's k, or nothing")
     return slots
