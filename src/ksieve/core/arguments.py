@@ -55,8 +55,8 @@ _OF_FIELDS = {
 }
 """What sets the fields of `Options` that have another name."""
 
-_UNSTATED = {option.field: False for option in TABLE if option.field and option.shape and option.states is True}
-"""Fields that say whether an array is given, and which no plan supplies."""
+_UNSTATED = {option.field: getattr(PLAIN, option.field) for option in TABLE if option.field and option.shape}
+"""Fields that say which arrays are given, and which no plan supplies, as they are without any."""
 
 _ROWS = "rows run along the last axis, of scores of any rank: for another one, move it there and make a contiguous copy"
 _ELSEWHERE = {
@@ -167,8 +167,7 @@ def resolve(
         raise ArgumentError("out", f"dtype {out_dtype}", f"dtype {' or '.join(INTEGERS)}")
     if length_dtype in INTEGERS:
         facts["length_dtype"] = length_dtype
-    unstated: dict[str, Any] = {"windows": "none", "transform": "none", **_UNSTATED, "per_row_k": per_row_k}
-    facts = unstated | facts | {"order": order, "tie_break": tie_break}
+    facts = _UNSTATED | {"per_row_k": per_row_k} | facts | {"order": order, "tie_break": tie_break}
     with suppress(Exception):  # a foreign class may raise anything when hashed, and is refused below
         return _replaced(base, **facts)
     return replace(base, **facts)

@@ -164,18 +164,17 @@ def parse(
             take("lengths" if name == "ends" else name, array, checked)
         else:
             take(name, array, check_positions(its[name], name, info, leading))
-    for name, array, shape in (("k", ks, (leading,)), ("num_rows", num_rows, ((1,), ()))):
-        if array is not None and (name == "k" or live_rows(array, rows) is None):
+    live = live_rows(num_rows, rows)
+    for name, array, shape in (("k", ks, (leading,)), ("num_rows", num_rows if live is None else None, ((1,), ()))):
+        if array is not None:
             check_number(array, name)
             take(name, array, check_vector(inspect(array, name), name, shape, info.device, strided=True))
-    live = live_rows(num_rows, rows)
     asked = Problem(rows, width, row_pitch(info), slots, dtype, info.device, options)
     for name, array in outputs.items():
         if name == "counts":
             take(name, array, check_counts(array, its[name], leading, described))
             continue
-        of = table.BY_NAME[name].dtypes[0] if name != "out" else "index"
-        output_dtype = options.index_dtype if of == "index" else info.dtype
+        output_dtype = info.dtype if name == "values" else options.index_dtype
         take(name, array, check_output(name, array, its[name], output_dtype, (*leading, asked.columns), described))
     return Call(asked, leading, rows if live is None else live, described, arrays)
 

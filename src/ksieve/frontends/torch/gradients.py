@@ -96,20 +96,7 @@ def select(
     asked = {**given, "values": False, "raw": inner.raw if raw is False else raw, "fill": True}
     memory = None if scores.is_cuda else workspace
     found = dispatch.select(scores.detach(), lengths, k, plan, out, memory, num_rows, asked, stats=stats)
-    bounds = given.get("ends") if lengths is None else lengths
-    own = {name: beside(scores, bounds if name == "lengths" else given.get(name)) for name in ARRAYS}
-    positions = found.raw if inner.raw else found.indices
-    values = gather(scores, positions, layout_of(options), **own)
-    return found._replace(values=values, raw=found.raw if options.raw else None)
-
-
-ARRAYS = ("lengths", "starts", "tail", "positions", "block_table")
-"""Arrays of a call by which raw indices say where scores lie."""
-
-
-def beside(scores: Any, array: Any) -> Any:
-    """Array of any library as a tensor of the scores' device; None as None."""
-    return array if array is None or isinstance(array, torch.Tensor) else torch.as_tensor(array, device=scores.device)
+    return with_values(scores, found, layout_of(options), lengths, given, options.raw)
 
 
 class Layout(NamedTuple):
@@ -129,6 +116,19 @@ def layout_of(options: Options) -> Layout:
     ends, from_start = options.windows == "ends", options.index_base == "start"
     numbers = (options.block_size, options.expand, options.next_n)
     return Layout(*numbers, ends, from_start, options.ranking, options.unused_value)
+
+
+def with_values(
+    scores: Any, found: Selection[Any], layout: Layout, lengths: Any, given: Mapping[str, Any], raw: bool
+) -> Selection[Any]:
+    """Answer of a call with values, of that of its positions; `given` holds its arrays of any library."""
+    own = {name: given.get(name) for name in ("starts", "tail", "positions", "block_table")}
+    own["lengths"] = given.get("ends") if lengths is None else lengths
+    for name, array in own.items():
+        if array is not None and not isinstance(array, torch.Tensor):
+            own[name] = torch.as_tensor(array, device=scores.device)
+    values = gather(scores, found.indices if found.raw is None else found.raw, layout, **own)
+    return Selection(found.indices, values, found.raw if raw else None, found.counts, found.stats)
 
 
 def gather(

@@ -122,11 +122,7 @@ def traced(
     text, options, layout = encode_positions(*asked)
     # The workspace was made for the plan of the call, and not for that of the positions.
     found = _operator(scores.detach(), num_rows, ks, arrays, slots, text, options, out, None, transformed)
-    positions = found.indices if found.raw is None else found.raw
-    bounds = arrays["ends"] if lengths is None else arrays["lengths"]
-    own = {name: arrays[name] for name in ("starts", "tail", "positions", "block_table")}
-    values = gradients.gather(scores, positions, gradients.Layout(*layout), lengths=bounds, **own)
-    return Selection(found.indices, values, found.raw if wanted["raw"] else None, found.counts)
+    return gradients.with_values(scores, found, gradients.Layout(*layout), arrays["lengths"], arrays, wanted["raw"])
 
 
 def _narrowed(lengths: Any) -> Any:
