@@ -222,11 +222,9 @@ def _from_torch(tensor: Any, name: str) -> ArrayInfo:
 
 
 def _from_numpy(array: np.ndarray[Any, Any], library: str) -> ArrayInfo:
-    itemsize = array.dtype.itemsize
-    strides = _in_elements(array.strides, itemsize)
-    pointer = array.__array_interface__["data"][0]
-    dtype = dtype_name(array.dtype)
-    return ArrayInfo(library, CPU, pointer, array.shape, strides, dtype, itemsize)
+    dtype, pointer = array.dtype, array.__array_interface__["data"][0]
+    strides = _in_elements(array.strides, dtype.itemsize)
+    return ArrayInfo(library, CPU, pointer, array.shape, strides, dtype_name(dtype), dtype.itemsize)
 
 
 def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:

@@ -135,13 +135,10 @@ def parse(
     its = {name: inspect(array, name) for name, array in (inputs | outputs).items()}
     bounds = its.get("lengths") or its.get("ends")
     found = arguments.resolve(
-        given,
-        options or (planned.options if planned else None),
-        per_row_k=ks is not None,
-        lengths=lengths is not None,
-        length_dtype=bounds.dtype if bounds else None,
+        given, options or (planned.options if planned else None), per_row_k=ks is not None,
+        lengths=lengths is not None, length_dtype=bounds.dtype if bounds else None,
         out_dtype=its["out"].dtype if out is not None else None,
-    )
+    )  # fmt: skip
     if options is not None and (differing := arguments.difference(found, options)):
         raise ArgumentError("options", *differing)
     options = found

@@ -50,7 +50,7 @@ def positions_only(options: Options) -> Options:
 
 
 @lru_cache
-def _of_positions(plan: Plan) -> Plan:
+def of_positions(plan: Plan) -> Plan:
     """Plan of the calls that select the positions; cached, since a repeated call is known by its plan."""
     return replace(plan, problem=replace(plan.problem, options=positions_only(plan.problem.options)))
 
@@ -90,7 +90,7 @@ def select(
         # What the call of the positions asks otherwise is compared here, and the rest where that one is checked.
         if differing := arguments.difference(options, planned, ("raw", "values", "filled")):
             raise ArgumentError("plan", *differing)
-        plan = _of_positions(plan)
+        plan = of_positions(plan)
     # The workspace was made for the plan of the call, and not for that of the positions.
     raw = given.get("raw", False)
     asked = {**given, "values": False, "raw": inner.raw if raw is False else raw, "fill": True}

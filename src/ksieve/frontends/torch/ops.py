@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -191,11 +191,8 @@ def encode_positions(
     Also return the fields of `ksieve.frontends.torch.gradients.Layout`.
     """
     asked = _resolved(scalars, arrays, plan, *facts)
-    inner = gradients.positions_only(asked)
-    if plan is not None:
-        plan = replace(plan, problem=replace(plan.problem, options=inner))
-    text = None if plan is None else encode_plan(plan)
-    return text, _text(inner), tuple(gradients.layout_of(asked))
+    text = None if plan is None else encode_plan(gradients.of_positions(plan))
+    return text, _text(gradients.positions_only(asked)), tuple(gradients.layout_of(asked))
 
 
 def outputs_of(options: str) -> tuple[bool, tuple[str, ...], int, int]:
