@@ -10,7 +10,7 @@ import pytest
 import ksieve
 from any_call import verdict
 from cases import pairwise
-from entry_calls import AXES, built
+from entry_calls import AXES, built, columns_of
 from flat_calls import ask, plan_of, verified
 from harness import HOST_BACKENDS
 from ksieve import ArgumentError
