@@ -23,7 +23,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "_templates"]
+exclude_patterns = ["_build", "_templates", "reference/generated/options.md"]
 templates_path = ["_templates"]
 
 myst_enable_extensions = ["colon_fence"]
@@ -56,7 +56,7 @@ html_theme_options = {
 
 
 def _write_generated(_: Any) -> None:
-    """Write the pages of the commands."""
+    """Write the pages of the commands, and the table of options."""
     spec = importlib.util.spec_from_file_location("generate_docs", DOCS.parent / "scripts" / "generate_docs.py")
     if spec is None or spec.loader is None:
         raise RuntimeError("scripts/generate_docs.py cannot be loaded")

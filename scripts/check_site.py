@@ -40,10 +40,17 @@ class Quiet(SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
+class Server(ThreadingHTTPServer):
+    """Does not report a page that the browser left before it was sent."""
+
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing."""
+
+
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """Address of the folder on this machine."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    server = Server(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ksieve.core import atomic
+from ksieve.core.groups import GROUPS
+from ksieve.core.table import TABLE, Option
 from ksieve_lab.report import figures, specs, tables
 
 ROOT = Path(__file__).parent.parent
@@ -92,10 +94,40 @@ def _default(option: Any) -> str:
     return f"`{option.default}`" if isinstance(option.default, (str, int)) and option.default is not False else ""
 
 
+_SHAPES = {
+    "rows": "(rows)", "requests": "(rows / next_n)", "table": "(requests, pages)", "scores": "(rows, width)",
+    "parts": "(rows, n)", "slots": "shape of the indices",
+}  # fmt: skip
+_DTYPES = {"": "dtype of the scores", "index": "dtype of the indices"}
+
+
+def options_reference() -> str:
+    """Markdown table of every option, from the table that the library reads."""
+    keywords = {kind.__name__: keyword for keyword, kinds in GROUPS.items() for kind in kinds}
+    rows = []
+    for option in TABLE:
+        group = f"`{keywords[option.where]}={option.where}`" if option.where in keywords else ""
+        neutral = "" if option.neutral is None else f"`{option.neutral!r}`"
+        judged = "yes" if option.judged else ""
+        rows.append((f"`{option.name}`", group, _takes(option), neutral, option.meaning, judged))
+    return tables.markdown(("option", "in", "takes", "default", "meaning", "`verify`"), rows)
+
+
+def _takes(option: Option) -> str:
+    """What an option takes, in words."""
+    if option.shape:
+        array = f"{' or '.join(_DTYPES.get(dtype, dtype) for dtype in option.dtypes)}, {_SHAPES[option.shape]}"
+        return f"True, or an array: {array}" if option.kind == "output" else f"array: {array}"
+    if option.kind == "choice":
+        return ", ".join(f"`{value!r}`" for value in option.takes)
+    return "bool" if option.kind == "flag" else f"int, {' to '.join(map(str, option.takes))}".rstrip(", ")
+
+
 def site(target: Path) -> None:
-    """Write what the site shows and the repository does not hold: a page for each command."""
+    """Write what the site shows and the repository does not hold: a page for each command, and the table of options."""
     shutil.rmtree(target, ignore_errors=True)  # pages of what has gone
     (target / "cli").mkdir(parents=True)
+    (target / "options.md").write_text(options_reference() + "\n", encoding="utf-8")
     for name, text in cli_reference():
         (target / "cli" / f"{name}.md").write_text(text + "\n", encoding="utf-8")
 

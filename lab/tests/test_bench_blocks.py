@@ -14,7 +14,7 @@ from flat_calls import ask
 from ksieve import api, dispatch
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import tasks, timing, variants
+from ksieve.tuning import tasks, timing, variants
 from ksieve_lab.bench import block_rows, blocks, calls, floor, record
 from ksieve_lab.report import specs, tables
 

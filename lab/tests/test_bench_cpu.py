@@ -18,7 +18,7 @@ from ksieve.cli import exits
 from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.selection import Selection
-from ksieve.planning.tune.timing import Contender
+from ksieve.tuning.timing import Contender
 from ksieve_lab.bench import catalog, cpu, record, runner, startup
 from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.captures.writer import CaptureWriter

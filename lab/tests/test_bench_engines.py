@@ -17,7 +17,7 @@ from ksieve.adapters._operators import OPERATORS  # noqa: E402
 from ksieve.adapters._tally import TALLY  # noqa: E402
 from ksieve.cli import exits  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
-from ksieve.planning.tune import timing  # noqa: E402
+from ksieve.tuning import timing  # noqa: E402
 from ksieve_lab.bench import engine_calls, engine_switch, engines, first_calls, record, startup  # noqa: E402
 from ksieve_lab.report import specs, tables  # noqa: E402
 from ksieve_lab.report.specs import engines as engine_pages  # noqa: E402

@@ -12,7 +12,7 @@ from bench_host import payload
 from ksieve.core.errors import ArgumentError
 from ksieve.planning import shapes
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune import fills, timing
+from ksieve.tuning import fills, timing
 from ksieve_lab.bench import floor
 from ksieve_lab.bench.variants import plans_of
 

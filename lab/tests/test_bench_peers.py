@@ -13,7 +13,7 @@ import pytest
 from bench_engines import fakes
 from bench_host import OTHER_US, host, invoke, payload
 from ksieve.core.errors import ArgumentError
-from ksieve.planning.tune import tasks
+from ksieve.tuning import tasks
 from ksieve_lab.bench import engine_calls, peers
 from ksieve_lab.report.specs.gpu import over_others
 from ksieve_lab.report.tables import File

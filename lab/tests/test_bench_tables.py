@@ -17,8 +17,8 @@ from ksieve.backends import cpu
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import PLAIN
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune import tasks, timing
-from ksieve.planning.tune.variants import PLANNED, Variant
+from ksieve.tuning import tasks, timing
+from ksieve.tuning.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard
 from ksieve_lab.bench import catalog, gpu, options, record, runner, shape_lists
 from ksieve_lab.report import specs, told

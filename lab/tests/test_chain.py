@@ -16,8 +16,8 @@ from conftest import ROOT
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import tasks, timing
-from ksieve.planning.tune.timing import Timing
+from ksieve.tuning import tasks, timing
+from ksieve.tuning.timing import Timing
 from ksieve_lab.bench import catalog, chain, floor
 from ksieve_lab.captures import factors
 from ksieve_lab.chain import producers

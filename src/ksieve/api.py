@@ -16,7 +16,7 @@ from ksieve.core import call as calls
 from ksieve.core.arguments import RANKED, WRITTEN, Ranked, Written
 from ksieve.core.arrays import TransformedTensorError
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError, refuse_at_exit
+from ksieve.core.errors import ArgumentError, refuse, refuse_at_exit
 from ksieve.core.groups import flat
 from ksieve.core.options import dtype_text
 from ksieve.core.policy import SamplingPolicy
@@ -272,7 +272,7 @@ def _select(scores: Any, lengths: Any, k: Any, options: Mapping[str, Any], known
 
     if scores.dim() != 2 and torch.compiler.is_compiling():
         takes = "a matrix while tracing: scores.reshape(-1, scores.shape[-1])"
-        torch_ops.refuse("scores", f"{scores.dim()} dimension(s)", takes)
+        refuse("scores", f"{scores.dim()} dimension(s)", takes)
     return torch_ops.traced(scores, lengths, k, plan, out, workspace, num_rows, given, stats)
 
 

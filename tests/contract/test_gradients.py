@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 import ksieve
+from ksieve import dispatch
 from ksieve.core import arguments
 
 torch = pytest.importorskip("torch")
@@ -65,6 +66,21 @@ def test_a_plan_with_values_and_a_transform_keeps_what_it_returns():
     indices, values, *_ = ksieve.select(x, plan=plan, values=True, transform=ksieve.Offsets(offsets))
     values.sum().backward()
     assert torch.equal(x.grad, torch.zeros(4, 64).scatter(1, indices.long() - offsets[:, None], 1.0))
+
+
+@pytest.mark.parametrize("returned", [{}, {"values": True, "raw": True}])
+def test_a_plan_that_returns_something_else_is_refused(returned):
+    plan = plan_of(rows=4, width=64, k=K, options=Options(**returned))
+    with pytest.raises(ksieve.ArgumentError, match="which the plan was made for"):
+        ksieve.select(scores(), plan=plan, values=True)
+
+
+def test_a_call_is_parsed_once_and_repeats_with_one_plan(monkeypatch):
+    plan, parse, seen = plan_of(rows=4, width=64, k=K, options=Options(values=True)), dispatch.calls.parse, []
+    monkeypatch.setattr(dispatch.calls, "parse", lambda *a, **k: seen.append(k["planned"]) or parse(*a, **k))
+    for _ in range(2):
+        ksieve.select(scores(), plan=plan, values=True).values.sum().backward()
+    assert len(seen) == 2 and seen[0] is seen[1]
 
 
 def test_indices_are_written_to_a_given_tensor():

@@ -7,15 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-hypothesis = pytest.importorskip("hypothesis")
-
-
-import ksieve  # noqa: E402
-from flat_calls import ask, plan_of, verified  # noqa: E402
-from ksieve import ArgumentError  # noqa: E402
-from ksieve.core.options import Options  # noqa: E402
-from ksieve.planning.devices import DEVICES  # noqa: E402
-from ksieve.planning.families import BY_POSITION  # noqa: E402
+import ksieve
+from flat_calls import ask, plan_of, verified
+from ksieve import ArgumentError
+from ksieve.core.options import Options
+from ksieve.planning.devices import DEVICES
+from ksieve.planning.families import BY_POSITION
 
 K = 5
 

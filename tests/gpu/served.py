@@ -80,7 +80,7 @@ class Served:
         if self.call.get("live") is not None:
             call["num_rows"] = self.call["live"]
         call |= {name: guarded.out for name, guarded in self.outputs.items()}
-        if "counts" in call:
+        if "counts" in self.outputs:
             call["counts"] = call["counts"].view(-1)
         scores, lengths, slots = map(runner.on_device, (self.scores, self.call.get("lengths"), slots))
         result = ask(

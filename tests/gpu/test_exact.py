@@ -15,7 +15,7 @@ from gpu.variants import VARIANTS, small_storage
 from ksieve.core.policy import PAPER_64
 from ksieve.planning.families import QUEUED
 from ksieve.planning.memory import with_workspace
-from ksieve.planning.tune import variants as bench
+from ksieve.tuning import variants as bench
 
 pytestmark = pytest.mark.gpu
 

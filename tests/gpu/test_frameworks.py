@@ -13,6 +13,7 @@ from answers import RANKINGS, random_row
 from flat_calls import ask, verified
 from gpu import runner
 from ksieve.core.errors import KsieveError
+from ksieve.core.groups import grouped
 from ksieve_lab import oracle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(runner.HOST, reason="needs the CUDA backend")]
@@ -131,6 +132,52 @@ def test_jax_in_a_program(problem):
     plan = ksieve.plan(rows=ROWS, width=WIDTH, k=K)
     with pytest.raises(jax.errors.JaxRuntimeError, match="plan: got scores of device cuda"):
         jax.block_until_ready(jax.jit(lambda x: ksieve.topk(x, plan=plan))(scores))
+
+
+JAX_CALLS = {
+    "blocks": lambda rng: {"block_size": 8, "force_first": 1, "force_last": 2, "forced_extra": True, "counts": True},
+    "blocks and tails": lambda rng: {
+        "block_size": 16, "expand": 16, "tail": rng.integers(0, WIDTH, ROWS, np.int32), "values": True,
+    },
+    "pools": lambda rng: {"expand": 4, "tail": rng.integers(0, 4 * WIDTH, ROWS, np.int32), "values": True},
+    "positions": lambda rng: {"positions": rng.permuted(np.tile(np.arange(WIDTH, dtype=np.int32), (ROWS, 1)), axis=1)},
+    "block table": lambda rng: {
+        "block_table": rng.permutation(ROWS * WIDTH // 4).astype(np.int32).reshape(ROWS, -1), "raw": True,
+        "offsets": np.arange(ROWS, dtype=np.int32),
+    },
+    "k of each row": lambda rng: {"block_size": 8, "k": np.arange(ROWS, dtype=np.int32), "max_k": K, "counts": True},
+    "no slots": lambda rng: {"k": 0, "values": True, "counts": True},
+    "forced entries alone": lambda rng: {"k": 0, "force_last": 3, "forced_extra": True, "counts": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JAX_CALLS)
+def test_jax_programs_take_what_eager_calls_take(problem, name):
+    jax = pytest.importorskip("jax")
+    if jax.default_backend() not in ("gpu", "cuda"):
+        pytest.skip(f"JAX sees no GPU, only {jax.default_backend()}")
+    scores, lengths = problem
+    call = {"k": K, "deterministic": True} | JAX_CALLS[name](np.random.default_rng(3))
+    arrays = {"lengths": lengths} | {key: value for key, value in call.items() if isinstance(value, np.ndarray)}
+
+    def select(x, given):
+        found = ksieve.select(x, **grouped({**call, **given}))
+        return tuple(part for part in found if part is not None)
+
+    want = select(scores, arrays)
+    program = jax.jit(select)
+    pair = jax.tree.map(lambda array: np.stack([array, array]), (scores, arrays))
+    answers = [
+        program(scores, arrays),
+        jax.vmap(program)(scores, arrays),
+        [part[1] for part in jax.vmap(program)(*pair)],
+    ]
+    for answer in answers:
+        for mine, theirs in zip(answer, want, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    if call.get("values"):
+        finite = jax.jit(jax.grad(lambda x: jax.numpy.where(jax.numpy.isfinite(v := select(x, arrays)[1]), v, 0).sum()))
+        assert finite(scores).sum() == np.count_nonzero(np.isfinite(want[1]))
 
 
 @pytest.mark.parametrize("tie_break", [None, "low", "high"])

@@ -48,7 +48,7 @@ if runner.HOST:
 
 def device_call(call):
     """The same call with its arrays and live rows on the device."""
-    arrays = {name: np.ascontiguousarray(value) for name, value in call.items() if isinstance(value, np.ndarray)}
+    arrays = {name: np.array(value, order="C") for name, value in call.items() if isinstance(value, np.ndarray)}
     on_device = {name: torch.from_numpy(array).to(runner.DEVICE) for name, array in arrays.items()}
     return call | on_device | served.live(call.get("live"))
 

@@ -1,13 +1,20 @@
-"""Millions of rows, each a different one: a pool of all value families, rows drawn, rotated and cut at random."""
+"""Millions of rows, each a different one: a pool of all value families, rows drawn, rotated and cut at random.
+
+A million narrow ones in calls with all options at once.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+import any_call
 from gpu import material, runner, served
 from gpu.served import Asked
+from gpu.test_options import ALL_NAMES, asked, device_call
 from gpu.variants import ALL, Variant, possible
+from harness import to_cuda
 
 pytestmark = pytest.mark.gpu
 
@@ -15,8 +22,11 @@ ROWS = 200_000
 BATCHES = ((3000, 512), (1024, 64), (2500, 1000))
 """(width, k). With the variants they make more than 6 million rows."""
 
+ANY, CALLS = 6_500, 12
+"""Rows of each of so many calls of a family with all options: a million in all."""
+
 if runner.HOST:
-    ROWS, BATCHES = 300, ((1000, 64),)
+    ROWS, BATCHES, ANY, CALLS = 300, ((1000, 64),), 20, 3
 
 
 WORKSPACE = 16 << 30
@@ -64,3 +74,15 @@ def test_many_rows(name):
         scores = draw(pool, rows, generator).view(torch.float32)
         call = {"lengths": random_lengths(rows, width, k, generator)}
         yield Asked(runner.plan_for(ALL[name], scores, k), scores, call, runs=1)
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+@served.judged("any call {name}")
+def test_any_call(name):
+    d, calls = any_call.Draw(np.random.default_rng(sum(name.encode()))), 0
+    while calls < CALLS:
+        x, k, call = any_call.draw(d, ANY)
+        for one in asked(name, to_cuda(x, calls % 2, runner.DEVICE), k, [device_call(call)], stats=runner.HOST):
+            if one.plan.workspace_bytes <= WORKSPACE:
+                calls += 1
+                yield one

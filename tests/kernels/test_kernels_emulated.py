@@ -58,6 +58,7 @@ PARTS = {
             " or pair_of_options and warp",
         ),
         "narrow": (13, "decided and ([100- or [257-) or alignment or live_rows or statistics"),
+        "volume": (1, "any_call and warp"),
     },
     # rows of blocks, and what slots hold
     "h200 entries": {

@@ -13,7 +13,7 @@ from ksieve import api
 from ksieve.backends.cuda.jit import cache
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import tasks, timing
+from ksieve.tuning import tasks, timing
 from ksieve_lab.bench import catalog, floor, record
 
 H200 = DEVICES["h200"]

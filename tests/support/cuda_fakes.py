@@ -307,7 +307,7 @@ def take_tensors(monkeypatch, driver):
     def new(library, shape, dtype, index, name="out"):
         return empty(shape, dtype=getattr(torch, dtype))
 
-    monkeypatch.setattr(arrays, "_from_torch", lambda t, n: replace(described(t, n), device=Device("cuda", -1)))
+    monkeypatch.setattr(arrays, "_from_torch", lambda t, n: described(t, n)._replace(device=Device("cuda", -1)))
     monkeypatch.setattr(arrays, "is_writable", lambda *_: True)
     monkeypatch.setattr(cuda_arrays, "new", new)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: driver.stream, raising=False)

@@ -13,7 +13,7 @@ from ksieve.dispatch import plan_of
 
 __all__ = ["NAMES", "ask", "finished", "plan_of", "verified"]
 
-NAMES = ("sorted", "deterministic", "max_k", *(name for name in BY_NAME if name != "lengths"))
+NAMES = tuple(name for name in BY_NAME if name != "lengths")
 """Names of options, but for the lengths."""
 
 _OWN = ("plan", "out", "workspace", "num_rows")

@@ -11,7 +11,7 @@ PACKAGE = Path(ksieve.__file__).parent
 WINGS = (
     "_version", "core", "model", "checking", "planning", "backends", "dispatch",
     "frontends", "api", "torch", "distributed", "running", "files", "", "adapters", "self_test",
-    "planning.tune", "doctor", "cli", "__main__",
+    "tuning", "doctor", "cli", "__main__",
 )  # fmt: skip
 FILES = {
     ".".join(["ksieve", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path

@@ -21,7 +21,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.keys import widen
 from ksieve.core.stats import Stats
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune.timing import Contender
+from ksieve.tuning.timing import Contender
 from ksieve_lab.bench.host_timing import measure_host
 
 MAX_BYTES = 512 << 20

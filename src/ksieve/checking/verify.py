@@ -69,17 +69,13 @@ def verify(
         to [0, slots]: the slots from it on must hold the sentinel.
     num_rows : int, or array of one integer, optional
         Number of live rows, clamped to [0, rows]: later ones must hold the sentinel alone, and are not read.
-    bounds, blocks, gathered
+    bounds, blocks, gathered, largest, nan
         As of `ksieve.topk`; vectors may have any integer dtype. With `blocks` the slots of `indices` are those of its
         outputs, and NaN scores and ties are counted among the entries that are not forced. With `gathered` indices are
         positions, which must be distinct in a row. Rows with either are checked on the host.
     counts : array of integers, of the leading shape, optional
         Slots of `indices` that each row uses, as `counts` of `ksieve.select` says. The others are not read, but taken
         for the sentinel: ``fill=False`` leaves anything there. Another count than that of the used slots is a fault.
-    largest : bool
-        Whether larger scores are better, or smaller ones.
-    nan : {"last", "highest"}, optional
-        Place of NaN: worse than every number, which is the default, or as the greatest of all scores.
     sorted : bool or {"value", "index"}
         Also check the order of the slots: True or "value" for the best score first and equal scores by position, or
         "index" for ascending positions.

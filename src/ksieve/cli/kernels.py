@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ksieve.cli import ahead, terminal
-from ksieve.cli.options import Dtype, Engine, PolicyName, choice, count, flag, output, refuse
+from ksieve.cli.options import Dtype, Engine, PolicyName, choice, count, flag, option, output, refuse
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.errors import BackendError
 from ksieve.core.options import Options
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.planning.plan import Plan
@@ -25,30 +23,20 @@ if TYPE_CHECKING:
 def build(
     arch: Annotated[
         list[str] | None,
-        typer.Option(
-            "--arch",
-            metavar="ARCH",
-            help="sm_80, sm_89, sm_90a, sm_100a or sm_120a; repeatable. Default: this machine's GPU.",
-        ),
+        option("--arch", "ARCH", "sm_80, sm_89, sm_90a, sm_100a or sm_120a; repeatable. Default: this machine's GPU."),
     ] = None,
     k: Annotated[
         list[int] | None,
-        count("--k", "K", "Slots per row; repeatable. Default: 512, 1024 and 2048; with --for 2048."),
+        count("--k", "K", "Slots per row; repeatable. Default: 512, 1024 and 2048; with --for 2048.", minimum=1),
     ] = None,
     width: Annotated[
-        list[int] | None,
-        count("--width", "N", "Row width; repeatable. Default: 4096 to 1048576."),
+        list[int] | None, count("--width", "N", "Row width; repeatable. Default: 4096 to 1048576.", minimum=1)
     ] = None,
-    rows: Annotated[
-        list[int] | None,
-        count("--rows", "M", "Rows; repeatable. Default: 1 to 4096."),
-    ] = None,
+    rows: Annotated[list[int] | None, count("--rows", "M", "Rows; repeatable. Default: 1 to 4096.", minimum=1)] = None,
     dtype: Annotated[list[Dtype] | None, choice("--dtype", Dtype, "Score dtype; repeatable. Default: float32.")] = None,
     family: Annotated[
         list[str] | None,
-        typer.Option(
-            "--family", metavar="NAME", help="Force a kernel family; repeatable. Default: the planner's choice."
-        ),
+        option("--family", "NAME", "Force a kernel family; repeatable. Default: the planner's choice."),
     ] = None,
     policy: PolicyName = None,
     stats: Annotated[bool, flag("--stats", "Build the kernels for stats=True instead.")] = False,
@@ -91,10 +79,6 @@ def build(
     from ksieve.backends.cuda.jit import build as planning
     from ksieve.backends.cuda.jit import cache
 
-    for name, values in (("k", k), ("width", width), ("rows", rows)):
-        for value in values or ():
-            if value < 1:
-                raise ArgumentError(f"--{name}", value, "an int of at least 1")
     dtypes = [d.value for d in dtype or [Dtype.float32]]
     fixed: dict[str, object] = {"family": family, "policy": policy, "stats": stats}
     if engine is not None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ksieve.cli.sizes import parse_count
 from ksieve.core.errors import ArgumentError, FileFormatError
+from ksieve.core.groups import grouped
 from ksieve.core.policy import POLICIES, resolve_policy
+from ksieve.core.table import BY_NAME, TABLE, Option
+from ksieve.files.arrays import load_array
 
 Backend = StrEnum("Backend", ["auto", "cpu", "reference", "cuda"])
 """Where a selection runs."""
@@ -23,14 +28,19 @@ Engine = StrEnum("Engine", ["vllm", "sglang", "flashinfer", "tensorrt_llm", "all
 """Serving engines that `ksieve.adapters` has the calls of."""
 
 
+def option(name: str, metavar: str, text: str, **settings: Any) -> Any:
+    """Option that takes one value; `metavar` is what the help shows in its place."""
+    return typer.Option(name, metavar=metavar, help=text, **settings)
+
+
 def flag(name: str, text: str, **settings: Any) -> Any:
     """Option without a value."""
-    return typer.Option(name, metavar="", help=text, **settings)
+    return option(name, "", text, **settings)
 
 
-def choice(name: str, choices: type[StrEnum], text: str) -> Any:
-    """Option that takes one of an enumeration's values."""
-    return typer.Option(name, metavar=" | ".join(choices), help=text)
+def choice(name: str, choices: Iterable[str], text: str) -> Any:
+    """Option that takes one of several words."""
+    return option(name, " | ".join(choices), text)
 
 
 def words(*choices: str) -> Callable[[str], list[str]]:
@@ -69,7 +79,57 @@ def count(name: str, metavar: str, text: str, *, minimum: int | None = None, **s
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    return typer.Option(name, metavar=metavar, help=text, parser=parse, **settings)
+    return option(name, metavar, text, parser=parse, **settings)
+
+
+def of_table(test: Callable[[Option], Any], *, stated: bool = False) -> Callable[[Any], Any]:
+    """Give a command those options of the table (`ksieve.core.table`) that a test holds for, as its ``**options``.
+
+    An array is the path of a file, or with `stated`, as in `ksieve.plan`, True or a dtype.
+    """
+
+    def decorate(command: Any) -> Any:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        more = [_parameter(each, stated) for each in TABLE if test(each)]
+        command.__signature__ = signature.replace(parameters=[*own, *more])
+        return command
+
+    return decorate
+
+
+def _parameter(of: Option, stated: bool) -> inspect.Parameter:
+    """Parameter of a command for an option of the table."""
+    name, text = "--" + of.name.replace("_", "-"), f"{of.meaning[0].upper()}{of.meaning[1:]}."
+    choices = of.takes if of.kind == "choice" else of.dtypes if of.shape else ()
+    kind: Any = bool
+    if of.kind == "int":
+        kind, how = int | None, count(name, "N", text)
+    elif of.shape and not stated:
+        kind, how = Path | None, option(name, "FILE", text)
+    elif len(choices) > 1:
+        kind, how = Literal[choices] | None, choice(name, choices, text)
+    elif of.neutral:  # no pair of flags, which takes too much of a narrow terminal
+        unless = text.replace("Whether", "Unless given,")
+        how = flag(f"--no-{name[2:]}", unless, callback=lambda value: not value)
+    else:
+        how = flag(name, text)
+    how.rich_help_panel = "Options of ksieve.select"
+    default = None if kind is bool else of.neutral or None
+    return inspect.Parameter(of.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, how])
+
+
+def keywords(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `ksieve.select` for the options of `of_table`; files are read."""
+    given = {
+        name: load_array(value, prefer=name) if isinstance(value, Path) else value
+        for name, value in options.items()
+        if value is not None and value != BY_NAME[name].neutral
+    }
+    try:
+        return grouped(given)
+    except TypeError as error:  # it names the array that a group cannot do without
+        raise ArgumentError(str(error).split("'")[1], None, "it with other options of its group") from None
 
 
 def refuse(given: Mapping[str, object], takes: str) -> None:
@@ -105,26 +165,21 @@ def as_written(error: ArgumentError | FileFormatError, names: Mapping[str, str])
     return type(error)(names.get(error.argument, error.argument), got, _CALLED.sub(option, error.takes))
 
 
-StoredK = Annotated[
-    int | None,
-    count("--k", "K", "Slots per row, 1 to 1048576. Default: the K stored in the file."),
-]
+StoredK = Annotated[int | None, count("--k", "K", "Slots per row, 1 to 1048576. Default: the K stored in the file.")]
 PolicyName = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--policy",
-        metavar="NAME",
+        "NAME",
+        f"Sampling policy: direct (never samples), {', '.join(POLICIES)}, or a policy file (.json) of ksieve "
+        "calibrate. Default: chosen by the row width.",
         callback=checked("--policy", resolve_policy),
         autocompletion=words("direct", *POLICIES),
-        help=f"Sampling policy: direct (never samples), {', '.join(POLICIES)}, or a policy file (.json) of "
-        "ksieve calibrate. Default: chosen by the row width.",
     ),
 ]
 BackendName = Annotated[
     Backend,
     choice(
-        "--backend",
-        Backend,
-        "auto: a CUDA GPU that PyTorch can use, else the CPU. reference: the NumPy model, slow.",
+        "--backend", Backend, "auto: a CUDA GPU that PyTorch can use, else the CPU. reference: the NumPy model, slow."
     ),
 ]

@@ -22,11 +22,16 @@ from ksieve.cli.options import (
     choice,
     count,
     flag,
+    keywords,
+    of_table,
+    option,
     output,
     refuse,
     words,
 )
+from ksieve.core.arguments import resolve
 from ksieve.core.errors import ArgumentError
+from ksieve.core.groups import GROUPS, flat
 from ksieve.core.problem import MAX_K, check_k
 from ksieve.core.stats import Stats
 from ksieve.files import split
@@ -41,33 +46,18 @@ ScorePath = Annotated[
     Path, typer.Argument(metavar="SCORES", help="Matrix of scores (rows, width): .npy, or .safetensors.")
 ]
 Further = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--next", metavar="FILE", help="Another file, with the next columns of the same rows; again for more."
-    ),
-]
-Lengths = Annotated[
-    Path | None,
-    typer.Option(
-        "--lengths",
-        metavar="FILE",
-        help='Valid scores of each row: integers (rows,). Default: the tensor "lengths" of SCORES, or full rows.',
-    ),
+    list[Path] | None, option("--next", "FILE", "Another file, with the next columns of the same rows; again for more.")
 ]
 TensorName = Annotated[
     str | None,
-    typer.Option(
-        "--tensor",
-        metavar="NAME",
-        help='Tensor of scores, if SCORES holds several. Default: "scores", or the only matrix.',
-    ),
+    option("--tensor", "NAME", 'Tensor of scores, if SCORES holds several. Default: "scores", or the only matrix.'),
 ]
 
 
+@of_table(lambda each: each.name == "lengths" or (each.judged and each.where != "RowBounds" and not each.shape))
 def select(
     scores: ScorePath,
     k: StoredK = None,
-    lengths: Lengths = None,
     tensor: TensorName = None,
     further: Further = None,
     out: Annotated[str | None, output("File for the indices, .npy or .safetensors. Default: none is written.")] = None,
@@ -77,44 +67,43 @@ def select(
     ] = None,
     backend: BackendName = Backend.auto,
     policy: PolicyName = None,
+    **options: Any,
 ) -> None:
     """Select the K largest scores of every row of a file, exactly.
 
     The file is mapped and read in blocks of rows, and wide rows in tiles of columns, so it may be larger than memory.
-    Scores are float32, float16 or bfloat16. Indices are int32 of shape (rows, K), in no particular order within a row;
-    unused slots of a row shorter than K hold -1.
+    Scores are float32, float16 or bfloat16. Rows are full, unless the tensor "lengths" of SCORES or --lengths says how
+    long they are. Indices are int32 of shape (rows, K), by default in no particular order within a row; unused slots of
+    a row shorter than K hold -1.
 
     Rows may lie in several files: with --next, positions count through all of them, one after another.
 
     Under torchrun the processes share the blocks, on one machine or several that see the file. The first one prints,
     and writes the file that one process writes.
     """
+    lengths = options.pop("lengths")
     target = files.optional_target("--out", out, f"{scores.stem}-indices.npy", files.INDEX_SUFFIXES)
     stats_target = files.optional_target("--stats-out", stats_out, f"{scores.stem}-stats.csv", (".csv", ".npy"))
     outputs = {"--out": target, "--stats-out": stats_target}
     paths = [scores, *(further or ())]
     names = ("SCORES", *(f"--next {path}" for path in paths[1:]))
     files.keep_apart(outputs, dict(zip(names, paths, strict=True)) | {"--lengths": lengths, "--policy": policy})
-    wanted: dict[str, Any] = {
-        "backend": backend.value,
-        "policy": policy,
-        "return_stats": stats or stats_target is not None,
-    }
+    asked = keywords(options)
+    wanted = asked | {"backend": backend.value, "policy": policy, "return_stats": stats or stats_target is not None}
     with files.open_parts(paths, tensor, lengths) as parts, split.ranks() as (rank, world):
         in_rows = len(parts) == 1 and 4 * parts[0].width <= BLOCK_BYTES
         source = parts[0] if in_rows else JoinedColumns(parts)
         slots = suggested_k(source, k)
         if not in_rows:
-            reference = backend.value if backend is Backend.reference else None
             refuse(
-                {"stats": stats, "stats_out": stats_out, "policy": policy, "backend": reference},
+                {"stats": stats, "stats_out": stats_out, "policy": policy},
                 f"nothing of it with --next or rows of more than {BLOCK_BYTES // 4:,} scores: these are read by tiles",
             )
         if rank:
             split.select(source, slots, lambda begin, indices: None, rank=rank, world=world, **wanted)
             return
         with (
-            files.index_writer(target, source.rows, slots) as write,
+            files.index_writer(target, source.rows, resolve(flat(asked), None).columns(slots)) as write,
             terminal.progress("selecting", source.rows, waiting="loading the kernels") as update,
         ):
             result = split.select(source, slots, write, rank=rank, world=world, progress=update, **wanted)
@@ -178,6 +167,7 @@ def print_stats(stats: Stats, valid: NDArray[np.int64]) -> None:
     terminal.table(("route", "rows", "share", "row scans"), rows)
 
 
+@of_table(lambda each: each.judged)
 def verify(
     scores: ScorePath,
     indices: Annotated[
@@ -188,18 +178,16 @@ def verify(
         ),
     ],
     k: Annotated[int | None, count("--k", "K", "Required columns of INDICES. Default: as many as it has.")] = None,
-    lengths: Lengths = None,
     tensor: TensorName = None,
     further: Further = None,
-    sentinel: Annotated[int, typer.Option("--sentinel", metavar="INT", help="Value of unused slots.")] = -1,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Array to read if INDICES holds several.")
-    ] = None,
+    sentinel: Annotated[int, option("--sentinel", "INT", "Value of unused slots.")] = -1,
+    name: Annotated[str | None, option("--name", "NAME", "Array to read if INDICES holds several.")] = None,
+    **options: Any,
 ) -> None:
     """Check that an index array, from any library, is an exact Top-K answer for a file of scores.
 
-    Every row is checked, for the k of --k, else for as many slots as INDICES has columns. Exit code 0: exact. 1: not
-    exact, and the first wrong row is explained.
+    Every row is checked, for the k of --k, else for as many slots as INDICES has columns, with the options of the call
+    that it answers. Exit code 0: exact. 1: not exact, and the first wrong row is explained.
 
     For an answer of ksieve select --next pass the same files in the same order. Where a row ends inside of one and
     goes on in the next, a wrong row is explained with positions among its valid scores alone.
@@ -209,14 +197,18 @@ def verify(
     answer = files.load_indices(indices, name)
     if answer.ndim == 2 and not answer.shape[1]:
         raise ArgumentError("INDICES", f"{indices}: shape {answer.shape}", "an array with a column for each slot")
+    shared = options.pop("lengths") if further else None
+    asked = keywords(options)
+    if further and any(keyword in GROUPS for keyword in asked):
+        raise ArgumentError("--next", "windows, blocks or positions with it", "scores within --lengths alone")
     with (
-        files.open_parts([scores, *(further or ())], tensor, lengths) as parts,
+        files.open_parts([scores, *(further or ())], tensor, shared) as parts,
         terminal.progress("verifying", parts[0].rows) as update,
     ):
         source = JoinedColumns(parts) if further else parts[0]
         if isinstance(source, JoinedColumns) and answer.ndim == 2 and len(answer) == source.rows:
             answer = source.packed(answer)
-        verdict = check(source, None, answer, k=k, sentinel=sentinel, progress=update)
+        verdict = check(source, indices=answer, k=k, sentinel=sentinel, progress=update, **asked)
     terminal.result(lambda: verdict.as_dict() | {"k_from": "columns" if k is None else "--k", "file_k": source.k})
     terminal.say(str(verdict))
     origin = f"from the columns of {indices}" if k is None else "as --k requires"
@@ -226,47 +218,38 @@ def verify(
         raise typer.Exit(Exit.REFUTED)
 
 
+@of_table(lambda each: True, stated=True)
 def plan(
     rows: Annotated[int, count("--rows", "M", "Largest number of rows of a call.")],
     width: Annotated[int, count("--width", "N", "Largest number of scores per row.")],
-    k: Annotated[int, count("--k", "K", "Slots per row, 1 to 1048576.")],
-    pitch: Annotated[
-        int | None,
-        count("--pitch", "P", "Scores from one row to the next. Default: the width."),
-    ] = None,
+    k: Annotated[int | None, count("--k", "K", "Slots per row, 1 to 1048576.")] = None,
+    pitch: Annotated[int | None, count("--pitch", "P", "Scores from one row to the next. Default: the width.")] = None,
     dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype.")] = Dtype.float32,
     device: Annotated[
         str,
-        typer.Option(
+        option(
             "--device",
-            metavar="NAME",
+            "NAME",
+            f"cpu, cuda or cuda:1 of this machine, or the name of a GPU, present or not: {', '.join(DEVICES)}.",
             autocompletion=words("cpu", "cuda", *DEVICES),
-            help=f"cpu, cuda or cuda:1 of this machine, or the name of a GPU, present or not: {', '.join(DEVICES)}.",
         ),
     ] = "cpu",
     family: Annotated[
-        str | None,
-        typer.Option("--family", metavar="NAME", help="Force a kernel family. Default: the planner's choice."),
+        str | None, option("--family", "NAME", "Force a kernel family. Default: the planner's choice.")
     ] = None,
     policy: PolicyName = None,
     explain: Annotated[
-        bool,
-        flag("--explain", "Also list the other kernel families of a GPU, and why not those."),
+        bool, flag("--explain", "Also list the other kernel families of a GPU, and why not those.")
     ] = False,
+    **options: Any,
 ) -> None:
     """Print the plan for a shape: kernel family, launch geometry, workspace size, and the reason."""
     chosen = api.plan(
-        rows=rows,
-        width=width,
-        k=k,
-        pitch=pitch,
-        dtype=dtype.value,
-        device=device,
-        family=family,
-        policy=policy,
-    )
-    options = considered(chosen.problem, chosen.device) if explain else []
-    terminal.result(lambda: asdict(chosen) | ({"considered": list(map(asdict, options))} if explain else {}))
+        rows=rows, width=width, k=k, pitch=pitch, dtype=dtype.value, device=device, family=family, policy=policy,
+        **keywords(options),
+    )  # fmt: skip
+    others = considered(chosen.problem, chosen.device) if explain else []
+    terminal.result(lambda: asdict(chosen) | ({"considered": list(map(asdict, others))} if explain else {}))
     title, facts = facts_of(chosen)
     terminal.say(title)
     terminal.facts(facts, indent=2)
@@ -276,8 +259,8 @@ def plan(
             ["family", "threads x CTAs", "waves", "reads", "verdict"],
             [
                 [o.family, o.launch, f"{o.waves:.2f}" if o.launch else "", f"{o.reads:.3f}" if o.launch else "",
-                 "chosen" if o is options[0] else o.verdict]
-                for o in options
+                 "chosen" if o is others[0] else o.verdict]
+                for o in others
             ],
             texts=["verdict"],
         )  # fmt: skip

@@ -11,11 +11,9 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Annotated, Any
 
-import typer
-
 from ksieve._version import __version__
 from ksieve.cli import files, terminal
-from ksieve.cli.options import Dtype, checked, choice, count, flag
+from ksieve.cli.options import Dtype, checked, choice, count, flag, option
 from ksieve.cli.sizes import parse_shape
 from ksieve.core import atomic
 from ksieve.core.errors import ArgumentError, FileFormatError
@@ -30,16 +28,12 @@ SECONDS = 480.0
 
 def tune(
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="File to write. Default: the user's own, which the planner reads."),
+        Path | None, option("--out", "FILE", "File to write. Default: the user's own, which the planner reads.")
     ] = None,
     quick: Annotated[bool, flag("--quick", "Two minutes: say what tuning would gain, and write nothing.")] = False,
-    shapes: Annotated[
-        str, typer.Option("--shapes", metavar="LIST", help="rows x width, separated by commas. Default: some 400.")
-    ] = "",
+    shapes: Annotated[str, option("--shapes", "LIST", "rows x width, separated by commas. Default: some 400.")] = "",
     of: Annotated[
-        str | None,
-        typer.Option("--of", metavar="TRACE", help="Trace with the shapes and K (JSON; ksieve replay --save)."),
+        str | None, option("--of", "TRACE", "Trace with the shapes and K (JSON; ksieve replay --save).")
     ] = None,
     k: Annotated[
         int | None,
@@ -47,7 +41,7 @@ def tune(
     ] = None,
     dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype; a file is of one.")] = Dtype.float32,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", metavar="M", help="Time to measure in. Default: 8, with --quick 2.")
+        float | None, option("--minutes", "M", "Time to measure in. Default: 8, with --quick 2.")
     ] = None,
     rounds: Annotated[int, count("--rounds", "INT", "Timed rounds; medians are reported.", minimum=1)] = 5,
     restart: Annotated[
@@ -61,9 +55,9 @@ def tune(
     What was not measured, or not in time, stays as shipped.
     """
     from ksieve.planning import tuned
-    from ksieve.planning.tune import run as tuning
-    from ksieve.planning.tune import spills, tasks
-    from ksieve.planning.tune import table as tune_table
+    from ksieve.tuning import run as tuning
+    from ksieve.tuning import spills, tasks
+    from ksieve.tuning import table as tune_table
 
     os.environ[tuned.VARIABLE] = "off"  # measured are the shipped shapes and all others, not those of an earlier file
     if minutes is not None and not 0 < minutes <= 600:

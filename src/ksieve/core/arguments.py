@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Literal, TypedDict, cast
 
 from ksieve.core.errors import ArgumentError, GradientWarning, shown
@@ -53,8 +55,8 @@ _OF_FIELDS = {
 }
 """What sets the fields of `Options` that have another name."""
 
-_UNSTATED = {option.field: False for option in TABLE if option.field and option.shape and option.states is True}
-"""Fields that say whether an array is given, and which no plan supplies."""
+_UNSTATED = {option.field: getattr(PLAIN, option.field) for option in TABLE if option.field and option.shape}
+"""Fields that say which arrays are given, and which no plan supplies, as they are without any."""
 
 _ROWS = "rows run along the last axis, of scores of any rank: for another one, move it there and make a contiguous copy"
 _ELSEWHERE = {
@@ -165,8 +167,16 @@ def resolve(
         raise ArgumentError("out", f"dtype {out_dtype}", f"dtype {' or '.join(INTEGERS)}")
     if length_dtype in INTEGERS:
         facts["length_dtype"] = length_dtype
-    unstated: dict[str, Any] = {"windows": "none", "transform": "none", **_UNSTATED, "per_row_k": per_row_k}
-    return replace(base, **(unstated | facts | {"order": order, "tie_break": tie_break}))
+    facts = _UNSTATED | {"per_row_k": per_row_k} | facts | {"order": order, "tie_break": tie_break}
+    with suppress(Exception):  # a foreign class may raise anything when hashed, and is refused below
+        return _replaced(base, **facts)
+    return replace(base, **facts)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _replaced(base: Options, **facts: Any) -> Options:
+    found = replace(base, **facts)
+    return PLAIN if found == PLAIN else found  # every call asks for identity with it
 
 
 def _determined(given: Mapping[str, Any], base: Options) -> tuple[Order, TieBreak]:
@@ -186,9 +196,9 @@ def _determined(given: Mapping[str, Any], base: Options) -> tuple[Order, TieBrea
     return order, tie_break
 
 
-def difference(asked: Options, planned: Options) -> tuple[str, str] | None:
+def difference(asked: Options, planned: Options, of: Iterable[str] = Options.__slots__) -> tuple[str, str] | None:
     """Describe the first difference between the options of a call and its plan, as (got, takes); None if equal."""
-    for name in Options.__dataclass_fields__:
+    for name in of:
         mine, theirs = getattr(asked, name), getattr(planned, name)
         if mine != theirs:
             by = f" ({_OF_FIELDS[name]})" if name in _OF_FIELDS else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,10 @@ class Device:
         return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayInfo:
+CPU = Device("cpu")
+
+
+class ArrayInfo(NamedTuple):
     """Host-known facts of one array. `strides` count elements; `pointer` is an address on `device`."""
 
     library: str
@@ -220,11 +222,9 @@ def _from_torch(tensor: Any, name: str) -> ArrayInfo:
 
 
 def _from_numpy(array: np.ndarray[Any, Any], library: str) -> ArrayInfo:
-    itemsize = array.dtype.itemsize
-    strides = _in_elements(array.strides, itemsize)
-    pointer = array.__array_interface__["data"][0]
-    dtype = dtype_name(array.dtype)
-    return ArrayInfo(library, Device("cpu"), pointer, array.shape, strides, dtype, itemsize)
+    dtype, pointer = array.dtype, array.__array_interface__["data"][0]
+    strides = _in_elements(array.strides, dtype.itemsize)
+    return ArrayInfo(library, CPU, pointer, array.shape, strides, dtype_name(dtype), dtype.itemsize)
 
 
 def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
@@ -245,7 +245,7 @@ def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
 
 
 def _in_elements(byte_strides: Any, itemsize: int) -> tuple[int, ...]:
-    return tuple(int(s) // itemsize if itemsize and s % itemsize == 0 else UNEVEN for s in byte_strides)
+    return tuple([int(s) // itemsize if itemsize and s % itemsize == 0 else UNEVEN for s in byte_strides])
 
 
 def _from_dlpack_or_buffer(array: Any) -> np.ndarray[Any, Any]:
@@ -255,10 +255,10 @@ def _from_dlpack_or_buffer(array: Any) -> np.ndarray[Any, Any]:
         return np.asarray(array)
 
 
-def check_jax_int64() -> None:
-    """Refuse int64 results that JAX would silently narrow to 32 bits."""
+def check_jax_int64(name: str = "index_dtype") -> None:
+    """Refuse int64 numbers that JAX would silently narrow to 32 bits."""
     import jax
 
     if not jax.config.jax_enable_x64:
         got = "'int64' while JAX's 64-bit types are off"
-        raise ArgumentError("index_dtype", got, "jax.config.update('jax_enable_x64', True) first, or 'int32'")
+        raise ArgumentError(name, got, "jax.config.update('jax_enable_x64', True) first, or 'int32'")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ksieve.core import arguments, table
 from ksieve.core.arrays import ArrayInfo, as_numpy, inspect, is_array, plain_tensor
-from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.errors import ArgumentError, kind_of, refuse, shown
 from ksieve.core.leading import of_rows
 from ksieve.core.options import Options
 from ksieve.core.problem import (
@@ -121,26 +121,24 @@ def parse(
         raise ArgumentError("lengths", kind_of(lengths), takes)
     given = given or {}
     ks = k if is_array(k, least=0 if len(whole.shape) == 1 else 1) else None  # of one row its shape is ()
-    slots = _slots(None if ks is not None else k, ks is not None, given.get("max_k"), planned)
+    slots = slots_of(k, ks is not None, given.get("max_k"), planned)
     info, leading = of_rows(whole, "scores"), whole.shape[:-1]
     dtype = check_scores(info, strided=True)
     rows, width = rows_of(info), info.shape[-1]
-    inputs = {name: array for name in table.INPUTS if (array := given.get(name)) is not None}
-    if lengths is not None:
-        inputs["lengths"] = lengths
-    outputs = {name: array for name in table.OUTPUTS if not isinstance(array := given.get(name), bool | None)}
-    if out is not None:
-        outputs = {"out": out} | outputs
+    inputs = {} if lengths is None else {"lengths": lengths}
+    outputs = {} if out is None else {"out": out}
+    for name, array in given.items():
+        if array is not None and name in table.INPUTS:
+            inputs[name] = array
+        elif array is not None and name in table.OUTPUTS and not isinstance(array, bool):
+            outputs[name] = array
     its = {name: inspect(array, name) for name, array in (inputs | outputs).items()}
     bounds = its.get("lengths") or its.get("ends")
     found = arguments.resolve(
-        given,
-        options or (planned.options if planned else None),
-        per_row_k=ks is not None,
-        lengths=lengths is not None,
-        length_dtype=bounds.dtype if bounds else None,
+        given, options or (planned.options if planned else None), per_row_k=ks is not None,
+        lengths=lengths is not None, length_dtype=bounds.dtype if bounds else None,
         out_dtype=its["out"].dtype if out is not None else None,
-    )
+    )  # fmt: skip
     if options is not None and (differing := arguments.difference(found, options)):
         raise ArgumentError("options", *differing)
     options = found
@@ -163,32 +161,33 @@ def parse(
             take("lengths" if name == "ends" else name, array, checked)
         else:
             take(name, array, check_positions(its[name], name, info, leading))
-    for name, array, shape in (("k", ks, (leading,)), ("num_rows", num_rows, ((1,), ()))):
-        if array is not None and (name == "k" or live_rows(array, rows) is None):
+    live = live_rows(num_rows, rows)
+    for name, array, shape in (("k", ks, (leading,)), ("num_rows", num_rows if live is None else None, ((1,), ()))):
+        if array is not None:
             check_number(array, name)
             take(name, array, check_vector(inspect(array, name), name, shape, info.device, strided=True))
-    live = live_rows(num_rows, rows)
     asked = Problem(rows, width, row_pitch(info), slots, dtype, info.device, options)
     for name, array in outputs.items():
         if name == "counts":
             take(name, array, check_counts(array, its[name], leading, described))
             continue
-        of = table.BY_NAME[name].dtypes[0] if name != "out" else "index"
-        output_dtype = options.index_dtype if of == "index" else info.dtype
+        output_dtype = info.dtype if name == "values" else options.index_dtype
         take(name, array, check_output(name, array, its[name], output_dtype, (*leading, asked.columns), described))
     return Call(asked, leading, rows if live is None else live, described, arrays)
 
 
-def _slots(k: Any, per_row: bool, max_k: Any, planned: Problem | None) -> int:
-    """Slots of a row: k, or max_k for an array k, or the plan's k."""
+def slots_of(
+    k: Any, per_row: bool, max_k: Any, planned: Problem | None, check: Callable[[Any, str, int], int] = check_k
+) -> int:
+    """Slots of a row: k, or max_k for an array k, or the plan's k. PyTorch traces it."""
     name, given = ("max_k", max_k) if per_row else ("k", k)
     if max_k is not None and not per_row:
-        raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")
+        refuse("max_k", max_k, "nothing unless k is an array")
     if given is None:
         if planned is None:
-            raise ArgumentError(name, None, f"an int from 0 to {MAX_K}")
+            refuse(name, None, f"an int from 0 to {MAX_K}")
         return planned.k
-    slots = check_k(given, name, 0)
+    slots = check(given, name, 0)
     if planned is not None and slots != planned.k:
-        raise ArgumentError(name, slots, f"{planned.k}, the plan's k, or nothing")
+        refuse(name, slots, f"{planned.k}, the plan's k, or nothing")
     return slots

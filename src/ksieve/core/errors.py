@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import reprlib
 import sys
+from typing import NoReturn
 
 _SHOWN = 80
 """Largest number of characters of a value in a message."""
@@ -38,6 +39,11 @@ class ArgumentError(KsieveError, ValueError):
     def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, object, str]]:
         # Exception's default pickling would call __init__ with the joined message alone.
         return type(self), (self.argument, self.got, self.takes)
+
+
+def refuse(argument: str, got: object, takes: str) -> NoReturn:
+    """Raise `ArgumentError`. Dynamo does not trace its constructor; raised here, its message is shown unchanged."""
+    raise ArgumentError(argument, got, takes)
 
 
 class WorkspaceError(ArgumentError):

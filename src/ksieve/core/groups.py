@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ksieve.core.errors import ArgumentError, kind_of
+from ksieve.core.options import IndexBase
 from ksieve.core.table import BY_NAME, INPUTS
 
 _unregistered = {"torch", "jax", "jaxlib"}
@@ -32,9 +33,7 @@ class _Group:
         for name in _FIELDS[type(self)]:
             value = getattr(self, name)
             if value is not None and not isinstance(value, _NO_ARRAYS):
-                package = type(value).__module__.partition(".")[0]
-                if package in _unregistered:
-                    _register(package)
+                register_pytrees(type(value).__module__.partition(".")[0])
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class RowBounds(_Group):
     starts: Any = None
     ends: Any = None
     next_n: int = 1
-    index_base: str = "row"
+    index_base: IndexBase = "row"
 
 
 @dataclass(frozen=True)
@@ -201,8 +200,10 @@ def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _register(package: str) -> None:
-    """Register the groups as pytrees of an array library."""
+def register_pytrees(package: str) -> None:
+    """Register the groups as pytrees of a package of arrays, once; other packages have none."""
+    if package not in _unregistered:
+        return
     if package == "torch":
         import torch
 

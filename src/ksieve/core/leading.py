@@ -8,7 +8,6 @@ outer and an inner leading dimension. More than two are refused.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from ksieve.core.arrays import UNEVEN, ArrayInfo
 from ksieve.core.errors import ArgumentError
@@ -67,9 +66,9 @@ def of_rows(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
     steps = _merged(info, name, len(leading), filled) or [(math.prod(leading), width)]
     unit = info.strides[-1]
     if len(steps) == 1 and (steps[0][1] >= width or steps[0][1] == 0):
-        return replace(info, shape=(steps[0][0], width), strides=(steps[0][1], unit))
+        return info._replace(shape=(steps[0][0], width), strides=(steps[0][1], unit))
     (outer, far), (inner, near) = steps if len(steps) == 2 else ((1, 0), steps[0])
-    return replace(info, shape=(outer, inner, width), strides=(far, near, unit))
+    return info._replace(shape=(outer, inner, width), strides=(far, near, unit))
 
 
 def of_numbers(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
@@ -79,9 +78,9 @@ def of_numbers(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo
     size = math.prod(info.shape)
     steps = _merged(info, name, len(info.shape), filled) or [(size, 1)]
     if steps == [(size, 1)]:
-        return replace(info, shape=(size,), strides=(1,))
+        return info._replace(shape=(size,), strides=(1,))
     (outer, far), (inner, near) = steps if len(steps) == 2 else ((1, 0), steps[0])
-    return replace(info, shape=(outer, inner), strides=(far, near))
+    return info._replace(shape=(outer, inner), strides=(far, near))
 
 
 def overlaps_itself(info: ArrayInfo) -> bool:

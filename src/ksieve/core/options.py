@@ -30,7 +30,7 @@ _CHOICES = {
     "transform": ("none", "pages", "offsets"),
     "length_dtype": INTEGERS,
     "order": ("any", "value", "index"),
-} | {option.field: option.takes for option in TABLE if option.kind == "choice"}
+} | {option.field: option.takes for option in TABLE if option.field and option.kind == "choice"}
 
 
 def dtype_text(dtype: Any) -> Any:
@@ -66,26 +66,15 @@ class Options:
         Each row has its own k, at most the plan's; the remaining slots of the row are unused.
     transform : {"none", "pages", "offsets"}
         What is written in place of an index: see `ksieve.PageTable` and `ksieve.Offsets`.
-    mapped : bool
-        The page table's request of a row comes from an array; otherwise it is ``row // next_n``.
     length_dtype : {"int32", "int64"}
         Dtype of the lengths (or ends).
     order : {"any", "value", "index"}
         Order of a row's slots: unspecified; best score first, equal scores by index; or by index. Unused slots come
         last.
-    nan : {"last", "highest"}
-        As of `ksieve.topk`. Without `largest` "last" is stored, which is the same.
-    overlap : bool
-        Launch while the previous kernel of the stream drains (programmatic dependent launch, compute capability 9.0
-        and later). The kernel waits for that one before it reads the inputs. Ignored on the CPU.
-    positions : bool
-        An array holds a position for each score: `ksieve.Positions` or `ksieve.SelectedBlocks`.
-    filled : bool
-        Whether unused slots are written. False, which takes `counts`, lets a backend leave them as they are.
-    forced_extra : bool
-        As of `ksieve.Blocks`. Stored as False where nothing is forced.
+    nan, forced_extra
+        Stored as "last" without `largest`, and as False where nothing is forced, which is the same.
     others
-        As of `ksieve.select` and its groups; of an array, whether it is given.
+        As the table says; of an array, whether it is given.
     """
 
     windows: Windows = "none"
@@ -173,7 +162,7 @@ class Options:
         return "smallest" if not self.largest else "nan_first" if self.nan == "highest" else "largest"
 
     @property
-    def fill(self) -> float:
+    def unused_value(self) -> float:
         """Value of an unused slot: the worst number."""
         return -math.inf if self.largest else math.inf
 
@@ -218,7 +207,7 @@ class Options:
 
 
 _FLAGS = tuple(f.name for f in fields(Options) if isinstance(f.default, bool))
-_NUMBERS = tuple((option.field, *option.takes) for option in TABLE if option.kind == "int")
+_NUMBERS = tuple((option.field, *option.takes) for option in TABLE if option.field and option.kind == "int")
 
 _burdening = attrgetter(*(f.name for f in fields(Options) if f.name not in ("largest", "nan", "length_dtype")))
 """Values of the options that a kernel takes further arguments for."""

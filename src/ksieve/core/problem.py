@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from ksieve.core.arrays import UNEVEN, ArrayInfo, Device, as_numpy, inspect, is_writable, library_of, plain_tensor
+from ksieve.core.arrays import UNEVEN, ArrayInfo, Device, as_numpy, inspect, is_writable, library_of
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.leading import contiguous, of_numbers, of_rows, overlaps_itself
 from ksieve.core.options import PLAIN, Options
@@ -27,7 +27,6 @@ __all__ = [
     "check_scores",
     "inspect",
     "library_of",
-    "plain_tensor",
 ]
 
 MAX_K = 1 << 20
@@ -85,10 +84,9 @@ def is_int(value: object) -> TypeGuard[int]:
 
 def check_k(k: Any, name: str = "k", least: int = 1) -> int:
     """Return k as an int in [least, 2**20]."""
-    if not is_int(k):
-        raise ArgumentError(name, f"{kind_of(k)} {shown(k)}", f"an int from {least} to {MAX_K}")
-    if not least <= k <= MAX_K:
-        raise ArgumentError(name, int(k), f"an int from {least} to {MAX_K}")
+    if not is_int(k) or not least <= k <= MAX_K:
+        got = int(k) if is_int(k) else None if k is None else f"{kind_of(k)} {shown(k)}"
+        raise ArgumentError(name, got, f"an int from {least} to {MAX_K}")
     return int(k)
 
 
@@ -241,9 +239,10 @@ def _check_aligned(info: ArrayInfo, name: str) -> None:
         )
 
 
-def _check_device(info: ArrayInfo, name: str, device: Device) -> None:
+def _check_place(info: ArrayInfo, name: str, device: Device) -> None:
     if info.device != device:
         raise ArgumentError(name, f"device {info.device}", f"the scores' device, {device}")
+    _check_aligned(info, name)
 
 
 def _check_integers(info: ArrayInfo, name: str, dtypes: tuple[str, ...] = ("int32",)) -> None:
@@ -280,8 +279,7 @@ def check_vector(
         got = f"stride {info.strides[0]}" if vector else f"shape {info.shape} with strides {info.strides}"
         takes = "a contiguous vector (stride 1)" if vector else "a contiguous array"
         raise ArgumentError(name, got, f"{takes}: {contiguous(info, name)}")
-    _check_device(info, name, device)
-    _check_aligned(info, name)
+    _check_place(info, name, device)
     return found
 
 
@@ -289,8 +287,7 @@ def check_positions(info: ArrayInfo, name: str, scores: ArrayInfo, leading: Shap
     """Check `positions` or a `block_table`, and describe it as the matrix of its rows."""
     _check_integers(info, name)
     check_positions_shape(info.shape, name, (*leading, scores.shape[-1]))
-    _check_device(info, name, scores.device)
-    _check_aligned(info, name)
+    _check_place(info, name, scores.device)
     info = of_rows(info, name)
     _check_last_stride(info, name)
     return info
@@ -330,8 +327,7 @@ def check_table(info: ArrayInfo, device: Device) -> ArrayInfo:
     for what, size in (("requests", requests), ("pages a request", pages)):
         if size > MAX_SIZE:
             raise ArgumentError(name, f"{size} {what}", f"at most {MAX_SIZE}, which kernels count in int32")
-    _check_device(info, name, device)
-    _check_aligned(info, name)
+    _check_place(info, name, device)
     return info
 
 
@@ -343,11 +339,10 @@ def check_output(
         raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {dtype}")
     if info.shape != shape:
         raise ArgumentError(name, f"shape {info.shape}", f"shape {shape}")
-    _check_device(info, name, others["scores"].device)
+    _check_place(info, name, others["scores"].device)
     info = of_rows(info, name, filled=True)
     if overlaps_itself(info) or not _is_contiguous_in_rows(info):
         raise ArgumentError(name, f"strides {info.strides}", "contiguous rows that do not overlap")
-    _check_aligned(info, name)
     _check_apart(array, info, name, others)
     return info
 

@@ -2,7 +2,7 @@
 
 A row gives an option's name, where a caller writes it, what it takes and what it means. Parsing and checks
 (`ksieve.core.arguments`, `ksieve.core.call`), `ksieve.core.options.Options`, the groups, the operators of PyTorch, the
-programs of JAX, `ksieve.verify`, the launch parameters and the reference page read it here.
+programs of JAX, `ksieve.verify`, the launch parameters, the command line and the reference page read it here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Option:
     neutral : object
         The value that asks for nothing.
     field : str
-        Field of `Options` that states it; "" if no kernel depends on it.
+        Field of `Options` that states it alone; "" if none does.
     states : object
         What the field is where an array is given.
     takes : tuple
@@ -55,8 +55,8 @@ class Option:
         Of an array; "" is that of the scores, "index" that of the indices.
     word : int
         Where the kernels' parameters hold its address, in words of 8 bytes (`backends.cuda.runtime.launch`).
-    jax, judged : bool
-        Whether programs of JAX, and `ksieve.verify`, take it.
+    judged : bool
+        Whether `ksieve.verify` takes it.
     """
 
     name: str
@@ -70,7 +70,6 @@ class Option:
     shape: Shape | None = None
     dtypes: tuple[str, ...] = ("int32",)
     word: int = 0
-    jax: bool = True
     judged: bool = False
 
 
@@ -114,35 +113,35 @@ TABLE = (
     ),
     Option(
         "positions", "Positions", "input", "a position for each score, written in place of its index",
-        field="positions", shape="scores", word=27, jax=False, judged=True,
+        field="positions", shape="scores", word=27, judged=True,
     ),
     Option(
         "block_table", "SelectedBlocks", "input", "the block of each of equal parts of a row, written as positions",
-        field="positions", shape="parts", word=27, jax=False, judged=True,
+        field="positions", shape="parts", word=27, judged=True,
     ),
     Option(
         "block_size", _BLOCKS, "int", "adjacent scores of a block, among whose best scores rows are selected", 1,
-        "block_size", takes=(1, MAX_BLOCK), jax=False, judged=True,
+        "block_size", takes=(1, MAX_BLOCK), judged=True,
     ),
     Option(
         "force_first", _BLOCKS, "int", "entries at the beginning of each row that are always selected", 0,
-        "force_first", takes=(0, MAX_FORCED), jax=False, judged=True,
+        "force_first", takes=(0, MAX_FORCED), judged=True,
     ),
     Option(
         "force_last", _BLOCKS, "int", "entries at the end of each row that are always selected", 0, "force_last",
-        takes=(0, MAX_FORCED), jax=False, judged=True,
+        takes=(0, MAX_FORCED), judged=True,
     ),
     Option(
         "forced_extra", _BLOCKS, "flag", "whether forced entries come in addition to the k", False, "forced_extra",
-        jax=False, judged=True,
+        judged=True,
     ),
     Option(
         "expand", _BLOCKS, "int", "positions of an entry, all of which are written", 1, "expand",
-        takes=(1, MAX_BLOCK), jax=False, judged=True,
+        takes=(1, MAX_BLOCK), judged=True,
     ),
     Option(
         "tail", _BLOCKS, "input", "lengths of the rows in positions; those after the last whole entry are written",
-        field="tail", shape="requests", word=26, jax=False, judged=True,
+        field="tail", shape="requests", word=26, judged=True,
     ),
     Option("largest", "largest", "flag", "whether larger scores are better", True, "largest", judged=True),
     Option(
@@ -153,11 +152,14 @@ TABLE = (
         "tie_break", "tie_break", "choice", "which of the scores equal to the worst selected one are selected", "any",
         "tie_break", takes=("any", "low", "high"), judged=True,
     ),
+    Option("sorted", "sorted", "choice", "slots best first, or by index", False, takes=("value", "index"), judged=True),
+    Option("deterministic", "deterministic", "flag", "whether a row has the same slots in every run and batch", False),
+    Option("max_k", "max_k", "int", "slots of a row, where each row has its own k"),
     Option(
         "index_dtype", "index_dtype", "choice", "dtype of new index arrays", "int32", "index_dtype", takes=INTEGERS,
     ),
     Option("overlap", "overlap", "flag", "whether a kernel may start while the previous one drains", False, "overlap"),
-    Option("fill", "fill", "flag", "whether slots that are not used are written", True, "filled", jax=False),
+    Option("fill", "fill", "flag", "whether slots that are not used are written", True, "filled"),
     Option("values", "values", "output", "the selected scores", field="values", shape="slots", dtypes=("",), word=17),
     Option(
         "raw", "raw", "output", "the indices before a transform", field="raw", shape="slots", dtypes=("index",),
@@ -165,10 +167,9 @@ TABLE = (
     ),
     Option(
         "counts", "counts", "output", "how many slots of each row are used", field="counts", shape="rows", word=25,
-        jax=False,
     ),
 )  # fmt: skip
-"""Every option that names one fact. `sorted`, `deterministic` and `max_k` set facts of their own (`arguments`)."""
+"""Every option. `sorted`, `deterministic` and `max_k` have no field: `ksieve.core.arguments` says what they set."""
 
 BY_NAME = {option.name: option for option in TABLE}
 

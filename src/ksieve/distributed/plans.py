@@ -206,8 +206,7 @@ def checked(
     """Check the arguments of `plan` but the group, and return them in one form for each meaning."""
     kind = _kind_of_present(problem.parse_device(device))
     name = str(dtype_text(dtype))
-    if name not in SCORE_DTYPES:
-        raise ArgumentError("dtype", shown(name), f"one of {list(SCORE_DTYPES)}")
+    check_choice(name, "dtype", SCORE_DTYPES)
     rows, width, _ = problem.check_shape(rows, width)
     options = Options(tie_break=tie_break, largest=largest, nan=nan)
     if tie_break == "any":

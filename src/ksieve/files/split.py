@@ -100,7 +100,7 @@ def select(
 
     result: StreamResult | None = None
     if every[rank]:
-        result = stream.select(source, k, lambda begin, indices: meet(indices), blocks=every[rank], **options)
+        result = stream.select(source, k, lambda begin, indices: meet(indices), ranges=every[rank], **options)
     while done < len(every[0]):
         meet()
     stats = None if result is None else result.stats

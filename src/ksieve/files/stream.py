@@ -12,8 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve import dispatch
-from ksieve.core import call as calls
+from ksieve import api, dispatch
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Stats
@@ -27,7 +26,7 @@ BLOCK_BYTES = 256 << 20
 MOST_ROWS = 32
 """Rows of a block of tiles: a tile has millions of columns, so that reads are long, and `Running` has short lists."""
 
-Blocks = Sequence[tuple[int, int]]
+Ranges = Sequence[tuple[int, int]]
 """First and last row, exclusive, of each block."""
 
 Sink = Callable[[int, NDArray[np.int32]], None]
@@ -71,8 +70,9 @@ def select(
     policy: SamplingPolicy | str | None = None,
     return_stats: bool = False,
     block_bytes: int = BLOCK_BYTES,
-    blocks: Blocks | None = None,
+    ranges: Ranges | None = None,
     progress: Callable[[int], None] | None = None,
+    **options: Any,
 ) -> StreamResult:
     """Select the top k of every row of a source and pass the indices to `sink`, block by block.
 
@@ -92,34 +92,34 @@ def select(
         Also collect statistics. Sample positions depend on the row number within a block.
     block_bytes : int
         Bound on the score bytes in memory at a time; a block has at least one row.
-    blocks : sequence of (int, int), optional
-        Some of the blocks that `block_bytes` makes; default: all.
+    ranges : sequence of (int, int), optional
+        First and last row, exclusive, of some of the blocks that `block_bytes` makes; default: all.
     progress : callable, optional
         Called with the number of rows done: with 0 once the kernels are compiled, then after every block.
+    options
+        Of `ksieve.topk`, without arrays; by tiles those of `ksieve.Running`, and `sorted`.
 
     Raises
     ------
     ArgumentError, BackendError
         As `ksieve.topk`.
     """
-    if backend not in ("auto", "cpu", "cuda", "reference"):
-        raise ArgumentError("backend", repr(backend), "'auto', 'cpu', 'cuda' or 'reference'")
     if backend == "reference" and by_tiles(source):
         raise ArgumentError("backend", "'reference' with tiles of columns", "'auto', 'cpu' or 'cuda'")
     chosen = backend if backend != "auto" else "cpu" if by_tiles(source) else choose_backend()
     to_device, to_host = _movers(chosen)
     rows, width, running = int(source.rows), int(source.width), None
     if by_tiles(source):
-        return_stats = False
+        return_stats, order = False, options.pop("sorted", None)
         width = max(1, min(width, max(k, block_bytes // (4 * MOST_ROWS))))
     raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
     plan: Plan | None = None
     read_seconds = select_seconds = 0.0
-    for begin, end in blocks or blocks_of(source, block_bytes):
+    for begin, end in ranges or blocks_of(source, block_bytes):
         if by_tiles(source):
-            running = Running(end - begin, k, width, dtype=source.dtype, device=chosen)
+            running = Running(end - begin, k, width, dtype=source.dtype, device=chosen, **options)
             if plan is None:
-                plan = dispatch.plan_of(rows=end - begin, width=width, k=k, dtype=source.dtype, device=chosen)
+                plan = api.plan(rows=end - begin, width=width, k=k, dtype=source.dtype, device=chosen, **options)
                 if progress is not None:
                     progress(0)
         start = time.perf_counter()
@@ -127,11 +127,7 @@ def select(
             scores, lengths = to_device(host), to_device(ends)
             read_seconds += time.perf_counter() - start
             if plan is None:
-                asked = calls.parse(scores, lengths, k).problem
-                plan = dispatch.plan_of(
-                    rows=asked.rows, width=width, k=k, pitch=asked.pitch, dtype=asked.dtype, device=str(asked.device),
-                    policy=policy,
-                )  # fmt: skip
+                plan = api.plan(scores, lengths, k, policy=policy, **options)
                 if end > begin and chosen != "reference":
                     # The first row compiles the kernels, so that the measured time excludes that.
                     dispatch.select(scores[:1], lengths[:1], None, plan, backend=chosen, stats=return_stats)
@@ -145,7 +141,7 @@ def select(
             select_seconds += time.perf_counter() - start
             start = time.perf_counter()
         # The copy to the host counts as selection time, because it waits for the kernels.
-        indices = to_host(running.finish() if running is not None else answer.indices)
+        indices = to_host(running.finish(sorted=order) if running is not None else answer.indices)
         select_seconds += time.perf_counter() - start
         if return_stats:
             raw[begin:end] = answer.stats.raw
@@ -156,7 +152,7 @@ def select(
     return StreamResult(plan, Stats(raw) if return_stats else None, read_seconds, select_seconds)
 
 
-def blocks_of(source: Any, block_bytes: int = BLOCK_BYTES, rank: int = 0, world: int = 1) -> Blocks:
+def blocks_of(source: Any, block_bytes: int = BLOCK_BYTES, rank: int = 0, world: int = 1) -> Ranges:
     """Blocks of a source, or every `world`-th of them; of a source without rows an empty one.
 
     A block has as many float32 rows as fit `block_bytes`, if possible a multiple of the sampling strides.

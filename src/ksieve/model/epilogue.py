@@ -63,7 +63,7 @@ class Finish:
         if self.raw is not None:
             self.raw[rows] = -1
         if self.values is not None:
-            self.values[rows] = filled(self.scores.dtype, self.options.fill)
+            self.values[rows] = filled(self.scores.dtype, self.options.unused_value)
         if self.counts is not None:
             self.counts[rows] = 0
 
@@ -72,7 +72,7 @@ class Finish:
         local = self._ordered(rows, local)
         used = local >= 0
         if self.values is not None:
-            unused = filled(self.scores.dtype, self.options.fill)
+            unused = filled(self.scores.dtype, self.options.unused_value)
             self.values[rows] = np.where(used, self._scores(rows, local), unused)
         if self.counts is not None:
             self.counts[rows] = used.sum(1)

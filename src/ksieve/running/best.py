@@ -13,7 +13,7 @@ from ksieve.core.arrays import Device, inspect, is_array
 from ksieve.core.errors import ArgumentError, BackendError, shown
 from ksieve.core.groups import Blocks, Offsets, Positions, RowBounds
 from ksieve.core.keys import widen
-from ksieve.core.options import Options, dtype_text
+from ksieve.core.options import Options, check_choice, dtype_text
 from ksieve.core.selection import Selection
 
 OUTPUTS = ("out", "sorted", "index_dtype", "transform", "num_rows", "values", "raw", "counts")
@@ -57,8 +57,7 @@ class Best:
         self.options = options
         name = dtype_text(dtype)
         name = "bfloat16" if name == "uint16" else name
-        if not isinstance(name, str) or name not in problem.SCORE_DTYPES:
-            raise ArgumentError("dtype", shown(dtype), f"one of {list(problem.SCORE_DTYPES)}")
+        check_choice(name, "dtype", problem.SCORE_DTYPES)
         self.dtype: str = name
         self.xp: ModuleType = np
         self.place: dict[str, Any] = {}
@@ -72,7 +71,7 @@ class Best:
         if self.per_row:
             problem.check_vector(inspect(k, "k"), "k", ((self.rows,),), self.device)
             self.own_k = self.xp.asarray(k)
-        self.nothing, self.everything = -options.fill, options.fill
+        self.nothing, self.everything = -options.unused_value, options.unused_value
         self.reset()
         self.merge(0)  # refuses what topk refuses, and loads its kernels
 

@@ -18,6 +18,7 @@ from cuda_fakes import fake_backend, make_plan, plan_of  # noqa: E402
 from flat_calls import ask  # noqa: E402
 from ksieve import dispatch  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
+from ksieve.core.groups import grouped  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.frontends.jax import ops as jax_ops  # noqa: E402
 from ksieve.frontends.jax.ffi import Handler  # noqa: E402
@@ -33,6 +34,9 @@ LENGTHS = np.array([700, 3, 0, -5, 9000, 350], np.int32)
 STARTS = np.array([0, 5, 690, -3, 100, 699], np.int32)
 TABLE = rng.integers(0, 1000, (5, 44), dtype=np.int32)
 REQUESTS = np.array([4, 0, 3, 9, 1, -1], np.int32)
+PLACES = rng.permutation(ROWS * WIDTH).astype(np.int32).reshape(ROWS, WIDTH) - 500
+PARTS = rng.permutation(ROWS * 70).astype(np.int32).reshape(ROWS, 70) - 30
+KS = np.array([0, 9, 4, -1, 99, 1], np.int32)
 FIXED = {"deterministic": True}
 
 CALLS = {
@@ -42,7 +46,7 @@ CALLS = {
     "windows": {"lengths": LENGTHS, "starts": STARTS, "index_base": "start", "values": True},
     "windows with ends": {"ends": LENGTHS, "starts": STARTS, "raw": True},
     "requests": {"lengths": LENGTHS[:2], "next_n": 3},
-    "k of each row": {"k": np.array([0, 9, 4, -1, 99, 1], np.int32), "max_k": K, "values": True},
+    "k of each row": {"k": KS, "max_k": K, "values": True},
     "pages": {"page_table": TABLE, "page_size": 16, "row_to_request": REQUESTS, "raw": True},
     "pages of requests": {"page_table": TABLE, "page_size": 16, "next_n": 2, "values": True},
     "offsets": {"offsets": STARTS, "values": True},
@@ -53,7 +57,24 @@ CALLS = {
     "live rows, NumPy int": {"num_rows": np.int64(2)},
     "live rows, large int": {"num_rows": 2**64, "lengths": LENGTHS},
     "live rows, negative int": {"num_rows": -(2**64)},
+    "no slots": {"k": 0, "lengths": LENGTHS, "values": True, "raw": True, "counts": True},
+    "no slots of any row": {"k": KS, "max_k": 0, "counts": True},
+    "no slots but those of forced entries": {"k": 0, "force_last": 2, "forced_extra": True, "counts": True},
+    "blocks": {"block_size": 8, "ends": LENGTHS, "starts": STARTS, "values": True, "raw": True, "counts": True},
+    "blocks and forced entries": {"block_size": 16, "force_first": 1, "force_last": 2, "values": True},
+    "blocks with a k of each row": {"block_size": 8, "force_last": 2, "forced_extra": True, "k": KS, "max_k": K},
+    "positions of blocks": {"block_size": 8, "expand": 8, "lengths": LENGTHS, "values": True, "counts": True},
+    "blocks and a tail": {"block_size": 8, "expand": 8, "tail": LENGTHS - 3, "offsets": STARTS, "values": True},
+    "pools": {"expand": 4, "tail": 3 * LENGTHS[:3], "next_n": 2, "values": True, "raw": True},
+    "scores from elsewhere": {"positions": PLACES, "starts": STARTS, "sorted": True, "values": True},
+    "scores of blocks": {"block_table": PARTS, "lengths": LENGTHS, "counts": True, "values": True},
+    "scores of blocks in pages": {"block_table": PARTS, "page_table": TABLE, "row_to_request": REQUESTS},
 }
+
+VECTORS = ("lengths", "starts", "ends", "offsets", "tail", "k", "positions", "block_table")
+"""Arrays with an entry for each row."""
+
+BY_ROWS = [name for name, call in CALLS.items() if not {"next_n", "num_rows", "page_table"} & set(call)]
 
 
 def split(call):
@@ -62,7 +83,10 @@ def split(call):
 
 
 def topk(scores, arrays, scalars):
-    return ask(scores, **{"k": K} | FIXED | scalars | arrays)
+    """The indices, or a tuple of them and of what else is asked for."""
+    found = ksieve.select(scores, **grouped({"k": K} | FIXED | scalars | arrays))
+    parts = tuple(part for part in found if part is not None)
+    return parts if len(parts) > 1 else parts[0]
 
 
 def same(got, want):
@@ -127,11 +151,80 @@ def test_vmap_equals_one_call_after_the_other(name):
     same(mapped(scores, batches), want)
     nested = {key: value.reshape(2, 2, *value.shape[1:]) for key, value in batches.items()}
     twice = jax.jit(jax.vmap(mapped))(scores.reshape(2, 2, ROWS, WIDTH), nested)
-    same(jax.tree.map(lambda part: part.reshape(4, ROWS, K), twice), want)
+    same(jax.tree.map(lambda part: part.reshape(4, *part.shape[2:]), twice), want)
     if arrays:  # scores of all, arrays of each
         part = jax.jit(jax.vmap(lambda a: topk(SCORES, a, scalars)))(batches)
         first = jax.tree.map(lambda array: array[0], part)
         same(first, topk(SCORES, arrays, scalars))
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_one_row_and_any_rank_equal_the_eager_call(name):
+    arrays, scalars = split(CALLS[name])
+    assert set(arrays) <= set(VECTORS)
+    want = topk(SCORES, arrays, scalars)
+    program = jax.jit(lambda s, a: topk(s, a, scalars))
+    same(jax.vmap(program)(SCORES, arrays), want)
+    row = jax.tree.map(lambda array: np.asarray(array[1]), arrays)
+    same(program(SCORES[1], row), jax.tree.map(lambda array: array[1], want))
+    deep = jax.tree.map(lambda array: array.reshape(2, 3, *array.shape[1:]), (SCORES, arrays, want))
+    same(program(*deep[:2]), deep[2])
+    same(jax.vmap(program, in_axes=1, out_axes=1)(*deep[:2]), deep[2])
+
+
+def test_requests_of_any_rank():
+    scalars = {"next_n": 3, "values": True}
+    program = jax.jit(jax.vmap(lambda s, n: topk(s, {"lengths": n}, scalars)))
+    scores, lengths = SCORES.reshape(2, 1, 3, WIDTH), LENGTHS[:2].reshape(2, 1)
+    want = topk(SCORES, {"lengths": LENGTHS[:2]}, scalars)
+    same(jax.tree.map(lambda array: array.reshape(ROWS, K), program(scores, lengths)), want)
+
+
+def test_slots_that_are_not_filled():
+    arrays = {"lengths": LENGTHS}
+    program = jax.jit(lambda s: topk(s, arrays, {"counts": True, "fill": False}))
+    indices, counts = program(SCORES)
+    want, used = topk(SCORES, arrays, {"counts": True})
+    same(counts, used)
+    same(np.where(np.arange(K) < used[:, None], indices, -1), want)
+
+
+GROUPS = {
+    "without arrays": {"blocks": ksieve.Blocks(8, force_last=2)},
+    "bounds and blocks": {
+        "bounds": ksieve.RowBounds(starts=STARTS, ends=LENGTHS, index_base="start"),
+        "blocks": ksieve.Blocks(8, expand=8, tail=LENGTHS - 3),
+    },
+    "pages of gathered scores": {
+        "gathered": ksieve.SelectedBlocks(PARTS),
+        "transform": ksieve.PageTable(TABLE, 16, row_to_request=REQUESTS),
+    },
+    "offsets": {"gathered": ksieve.Positions(PLACES), "transform": ksieve.Offsets(STARTS)},
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_are_arguments_of_programs(name):
+    groups = GROUPS[name]
+
+    def program(scores, groups):
+        return tuple(ksieve.select(scores, k=K, values=True, deterministic=True, **groups)[:2])
+
+    want = program(SCORES, groups)
+    same(jax.jit(program)(SCORES, groups), want)
+    batch = jax.tree.map(lambda array: np.stack([array, array]), (SCORES, groups))
+    mapped = jax.jit(jax.vmap(program))(*batch)
+    same(mapped, jax.tree.map(lambda array: np.stack([array, array]), want))
+
+
+def test_groups_are_pytrees_before_any_other_call():
+    code = (
+        "import jax, numpy as np, ksieve, ksieve.frontends.jax.ops\n"
+        "select = jax.jit(lambda s, blocks: ksieve.topk(s, k=3, blocks=blocks))\n"
+        "assert select(np.zeros((2, 64), np.float32), ksieve.Blocks(8, force_last=1)).shape == (2, 3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_plan_serves_each_part_of_a_batch():
@@ -192,7 +285,13 @@ def test_indices_carry_no_gradient():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"k": 0}, "k: got 0; takes an int"),
+        ({"k": -1}, "k: got -1; takes an int"),
+        ({"out": True}, "out: got bool; takes nothing while JAX traces"),
+        ({"counts": LENGTHS}, "counts: .* takes nothing while JAX traces"),
+        ({"counts": True, "fill": 0}, "fill: got 0; takes True or False"),
+        ({"block_size": 8, "positions": PLACES}, "block_size: got 8 with positions"),
+        ({"lengths": LENGTHS.astype(np.int64)}, "lengths: got 'int64' while JAX's 64-bit types are off"),
+        ({"starts": STARTS.astype(np.int64)}, "starts: got 'int64' while JAX's 64-bit types are off"),
         ({"lengths": LENGTHS[:3]}, r"lengths: got shape \(3,\); takes shape \(6,\)"),
         ({"lengths": LENGTHS.astype(np.float32)}, "lengths: got dtype float32; takes dtype int32"),
         ({"lengths": [1, 2]}, r"lengths: got list; .*jax\.numpy\.asarray\(lengths\) first"),
@@ -215,7 +314,7 @@ def test_arguments_are_checked_while_tracing(call, message):
 
 def test_scores_are_checked_while_tracing():
     for scores, message in (
-        (np.zeros(5, np.float32), r"scores: got shape \(5,\)"),
+        (np.zeros((), np.float32), r"scores: got shape \(\)"),
         (np.zeros((2, 5), np.int32), "scores: got dtype int32"),
         (np.zeros((2, 5), jnp.float8_e5m2), "scores: got dtype float8_e5m2"),
     ):
@@ -331,6 +430,15 @@ def test_on_cuda_options_pass_the_memory_of_xla(driver):
     text = selection(driver, plan, "scores", "offsets")
     assert xla.call(Handler(jax_ops.run_cuda), [SCORES, STARTS], [out, values, raw], text) is None, xla.errors
     same((out, values, raw), topk(SCORES, {"offsets": STARTS}, {"values": True, "raw": True}))
+
+
+def test_on_cuda_nothing_is_launched_without_slots(driver):
+    text = jax_ops.Program(("scores",), 0, Options(values=True, counts=True), None).text
+    out, values, counts = np.zeros((ROWS, 0), np.int32), np.zeros((ROWS, 0), np.float32), np.full(ROWS, 7, np.int32)
+    xla = FakeXla(stream=0x7FFF00001234)
+    assert xla.call(Handler(jax_ops.run_cuda), [SCORES], [out, values, counts], text) is None, xla.errors
+    assert driver.fills == [(counts.ctypes.data, counts.nbytes, 0x7FFF00001234)]
+    assert not driver.launches and not counts.any()
 
 
 def test_on_cuda_scores_cannot_be_recorded(driver, monkeypatch):

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from safetensors.numpy import load_file, save_file
 
 import ksieve
 from flat_calls import ask, plan_of
+from ksieve import PageTable, RowBounds
+from ksieve.cli.app import app
 from ksieve.core.stats import STATS_COLUMNS, Stats
+from ksieve.core.table import BY_NAME, names
 from ksieve.files import stream
 from ksieve.planning.devices import DEVICES
 from ksieve_lab import workloads
@@ -217,6 +222,69 @@ def test_plan_prints_the_api_plan(run, device):
     asked = {"rows": 512, "width": 70_000, "k": 33, "dtype": "float16", "policy": "direct", "device": device}
     ran = run("plan", *(word for name, value in asked.items() for word in (f"--{name}", value)))
     assert (ran.code, ran.out.strip()) == (0, str(plan_of(**asked)))
+
+
+# ---- options of the table --------------------------------------------------------------------------------
+
+
+def test_commands_take_the_options_of_the_table():
+    """Whatever is added to the table."""
+    commands: Any = typer.main.get_command(app).commands
+    judged = names(lambda option: option.judged)
+    plain = names(lambda option: option.judged and not option.shape and option.where != "RowBounds")
+    for command, taken in {"plan": tuple(BY_NAME), "verify": judged, "select": ("lengths", *plain)}.items():
+        params = {each.name: each for each in commands[command].params if each.name in BY_NAME}
+        assert tuple(params) == taken, command
+        for name, each in params.items():
+            option = BY_NAME[name]
+            negated = option.kind == "flag" and option.neutral
+            assert (each.opts, each.secondary_opts) == ([f"--{'no-' * negated}{name.replace('_', '-')}"], [])
+            assert option.meaning.removeprefix("whether ").lower() in each.help.lower()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "--no-largest --nan highest --sorted value --tie-break low",
+        "--block-size 4 --force-first 1 --force-last 2 --forced-extra --expand 4",
+    ],
+)
+def test_an_answer_is_selected_and_verified_with_options(run, tmp_path, matrix, asked):
+    np.save(tmp_path / "s.npy", matrix)
+    out = tmp_path / "i.npy"
+    assert run("select", tmp_path / "s.npy", "--k", 9, "--out", out, *asked.split()).code == 0
+    ran = run("verify", tmp_path / "s.npy", out, *asked.split())
+    assert (ran.code, ran.out.startswith("exact: all 8 rows checked, k=9")) == (0, True)
+    assert run("verify", tmp_path / "s.npy", out).code != 0, "without the options"
+
+
+def test_arrays_of_options_are_read_from_files(run, tmp_path, matrix):
+    arrays = {"lengths": LENGTHS[::2], "starts": np.arange(8, dtype=np.int64) + 5}
+    answer = ksieve.topk(matrix, arrays["lengths"], k=9, bounds=RowBounds(arrays["starts"], next_n=2))
+    for name, array in (arrays | {"scores": matrix, "answer": answer}).items():
+        np.save(tmp_path / f"{name}.npy", array)
+    given = [word for name in arrays for word in (f"--{name}", tmp_path / f"{name}.npy")]
+    checked = ("verify", tmp_path / "scores.npy", tmp_path / "answer.npy")
+    assert run(*checked, *given, "--next-n", 2).code == 0
+    assert "--lengths: got shape (4,); takes shape (8,)" in run(*checked, *given).err
+    ran = run(*checked, *given, "--next", tmp_path / "scores.npy")
+    assert (ran.code, ran.err.startswith("error: --next: got windows")) == (2, True)
+
+
+def test_a_plan_has_the_options_that_it_was_asked_for(run):
+    asked = ("plan", "--rows", 64, "--width", "4k", "--device", "h200")
+    ran = run(
+        *asked, "--max-k", 20, "--lengths", "int64", "--page-table", "--page-size", 64, "--no-largest", "--values"
+    )
+    made = ksieve.plan(
+        rows=64, width=4096, max_k=20, device="h200", lengths="int64", transform=PageTable(True, 64), largest=False,
+        values=True,
+    )  # fmt: skip
+    assert (ran.code, ran.out.strip()) == (0, str(made))
+    assert run(*asked).err.startswith("error: --k: got nothing; takes an int")
+    assert run(*asked, "--k", 3, "--page-size", 64).err.startswith("error: --page-table: got nothing; takes it with")
+    assert run(*asked, "--k", 3, "--block-size", 999).err.startswith("error: --block-size: got 999; takes")
+    assert "'--tie-break': 'best' is not one of" in run(*asked, "--k", 3, "--tie-break", "best").err
 
 
 # ---- demo ------------------------------------------------------------------------------------------------

@@ -69,6 +69,8 @@ WRONG = {
     "bench engines --scores z": "--scores: got 'z'",
     "bench ranks-rows --shapes -1": "--shapes: got '-1'",
     "build --for vllm --rows 3": "--rows: got [3]; takes nothing with --for",
+    "build --arch sm_80 --k 0": "'--k': got '0'; takes an int of at least 1",
+    "build --arch sm_80 --width -4": "'--width': got '-4'",
     "build --arch sm_90a --bundle none/x.zip": "--bundle: got none/x.zip",
     "plan --rows 1 --width 1 --k 0": "--k: got 0; takes an int from 1 to 1048576",
     "plan --rows 1 --width 9 --k 1 --pitch 8": "--pitch: got 8; takes an int of",

@@ -17,7 +17,7 @@ from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import IN_REGISTERS
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.switch_points import BINNED_ROWS
-from ksieve.planning.tune.run import possible
+from ksieve.tuning.run import possible
 
 H200 = DEVICES["h200"]
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")

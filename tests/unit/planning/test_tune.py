@@ -18,10 +18,10 @@ from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning import shapes, tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import RESIDENT
-from ksieve.planning.tune import run as tune
-from ksieve.planning.tune import spills, tasks
-from ksieve.planning.tune import table as tune_table
-from ksieve.planning.tune.variants import PLANNED, Variant
+from ksieve.tuning import run as tune
+from ksieve.tuning import spills, tasks
+from ksieve.tuning import table as tune_table
+from ksieve.tuning.variants import PLANNED, Variant
 
 H100 = DEVICES["h100"]
 

@@ -15,7 +15,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import Problem
 from ksieve.planning import explain, shapes, tuned
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune.run import possible
+from ksieve.tuning.run import possible
 
 H100 = DEVICES["h100"]
 ASKED = {"rows": 8, "width": 16_384, "k": 512, "device": H100}

@@ -10,9 +10,9 @@ from conftest import ROOT
 
 from ksieve.planning import shapes, switch_points, tuned
 from ksieve.planning.devices import DEVICES
-from ksieve.planning.tune import run as tune
-from ksieve.planning.tune import table as tune_table
-from ksieve.planning.tune.variants import PLANNED
+from ksieve.tuning import run as tune
+from ksieve.tuning import table as tune_table
+from ksieve.tuning.variants import PLANNED
 from ksieve_lab.bench import record
 
 FILES = [

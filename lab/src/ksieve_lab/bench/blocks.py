@@ -9,8 +9,8 @@ from typing import Any
 
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import tasks
-from ksieve.planning.tune.timing import Contender
+from ksieve.tuning import tasks
+from ksieve.tuning.timing import Contender
 from ksieve_lab.bench import block_rows, calls, floor, gpu, runner, scores, torch_steps
 from ksieve_lab.bench.gpu import Here
 from ksieve_lab.bench.host_timing import measure_host

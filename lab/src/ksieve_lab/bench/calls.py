@@ -18,8 +18,8 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.groups import grouped
 from ksieve.core.options import dtype_text
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
-from ksieve.planning.tune.timing import Contender
+from ksieve.tuning.tasks import POISON, VERIFY_BYTES
+from ksieve.tuning.timing import Contender
 from ksieve_lab import oracle
 
 Keywords = Mapping[str, Any]

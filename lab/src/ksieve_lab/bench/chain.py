@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
-from ksieve.planning.tune import tasks, timing
-from ksieve.planning.tune.tasks import Task
-from ksieve.planning.tune.timing import Contender, Timing
-from ksieve.planning.tune.variants import PLANNED
+from ksieve.tuning import tasks, timing
+from ksieve.tuning.tasks import Task
+from ksieve.tuning.timing import Contender, Timing
+from ksieve.tuning.variants import PLANNED
 from ksieve_lab.bench import floor, peers, runner
 from ksieve_lab.bench.engine_calls import UnsupportedError
 from ksieve_lab.bench.runner import Facts, Live, Settings

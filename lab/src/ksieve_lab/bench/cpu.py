@@ -29,7 +29,7 @@ from ksieve.core.paths import unreadable
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune.timing import Contender
+from ksieve.tuning.timing import Contender
 from ksieve_lab.bench import cpu_worst_rows, startup
 from ksieve_lab.bench.host_timing import measure_host
 from ksieve_lab.bench.runner import Facts, Live, Settings

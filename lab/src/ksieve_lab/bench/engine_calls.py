@@ -13,9 +13,9 @@ from typing import Any
 from ksieve.adapters._operators import Operator
 from ksieve.core.errors import ArgumentError, KsieveError
 from ksieve.core.groups import Blocks
-from ksieve.planning.tune import tasks, timing
-from ksieve.planning.tune.tasks import POISON, VERIFY_BYTES
-from ksieve.planning.tune.timing import Contender
+from ksieve.tuning import tasks, timing
+from ksieve.tuning.tasks import POISON, VERIFY_BYTES
+from ksieve.tuning.timing import Contender
 from ksieve_lab.bench.startup import without_folders
 
 PAGE = 64

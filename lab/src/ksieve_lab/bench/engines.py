@@ -21,8 +21,8 @@ from ksieve import dispatch
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import fills, tasks, timing
-from ksieve.planning.tune.timing import Contender
+from ksieve.tuning import fills, tasks, timing
+from ksieve.tuning.timing import Contender
 from ksieve_lab.bench import engine_switch, runner, scores
 from ksieve_lab.bench.engine_calls import Inputs, contender_of, line, planned
 from ksieve_lab.bench.engine_switch import Replaced

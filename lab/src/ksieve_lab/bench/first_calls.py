@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ksieve.core.errors import BackendError
-from ksieve.planning.tune import tasks
+from ksieve.tuning import tasks
 from ksieve_lab.bench.engine_calls import CALLS, Inputs
 from ksieve_lab.bench.runner import Facts, Live, Settings
 from ksieve_lab.bench.startup import fresh

@@ -15,7 +15,7 @@ from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime import launch
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
-from ksieve.planning.tune.timing import Contender
+from ksieve.tuning.timing import Contender
 
 PER_ROW, DEALT, BULK = 0, 1, 2
 """Modes of floor.cu."""

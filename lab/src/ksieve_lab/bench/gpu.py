@@ -15,10 +15,10 @@ from typing import Any
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import fills, tasks, timing
-from ksieve.planning.tune.tasks import Task
-from ksieve.planning.tune.timing import Contender, Timing
-from ksieve.planning.tune.variants import PLANNED, Variant
+from ksieve.tuning import fills, tasks, timing
+from ksieve.tuning.tasks import Task
+from ksieve.tuning.timing import Contender, Timing
+from ksieve.tuning.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard
 from ksieve_lab.bench import floor, peers, runner, scores
 from ksieve_lab.bench.engine_calls import UnsupportedError

@@ -1,11 +1,11 @@
-"""Timing on the CPU, by its own clock; otherwise as `ksieve.planning.tune.timing`."""
+"""Timing on the CPU, by its own clock; otherwise as `ksieve.tuning.timing`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from ksieve.planning.tune.timing import Contender, Timing, line
+from ksieve.tuning.timing import Contender, Timing, line
 
 
 def measure_host(

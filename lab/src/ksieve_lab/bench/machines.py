@@ -21,8 +21,8 @@ from ksieve.core.paths import unreadable
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune.tasks import POISON
-from ksieve.planning.tune.timing import Contender
+from ksieve.tuning.tasks import POISON
+from ksieve.tuning.timing import Contender
 from ksieve_lab.bench.gpu import measure_task, timed
 from ksieve_lab.bench.host_timing import measure_host
 
@@ -122,13 +122,13 @@ class Gpu:
     name = "cuda"
 
     def __init__(self) -> None:
-        from ksieve.planning.tune.tasks import require_device
+        from ksieve.tuning.tasks import require_device
 
         self.device = require_device()
 
     def scores(self, rows: int, width: int, lengths: NDArray[np.int32], source: str, seed: int) -> tuple[Any, Any]:
         """Make scores on the device; endpoint structure is relative to each row's length."""
-        from ksieve.planning.tune import tasks
+        from ksieve.tuning import tasks
         from ksieve_lab.bench.scores import source_of
 
         fill = source_of(source)
@@ -143,8 +143,8 @@ class Gpu:
         self, scores: Any, lengths: Any, k: int, choices: Mapping[str, Choice], rounds: int, peers: Sequence[str] | None
     ) -> dict[str, Any]:
         """Time plans, peers and plain reads as ``ksieve bench gpu`` does; small inputs in copies, beyond L2."""
-        from ksieve.planning.tune.tasks import Task
-        from ksieve.planning.tune.variants import Variant
+        from ksieve.tuning.tasks import Task
+        from ksieve.tuning.variants import Variant
         from ksieve_lab.bench.peers import available
 
         loaded, _ = available(peers)
@@ -170,7 +170,7 @@ class Gpu:
         """Zeros in rows as long as the benches'; float32 unless said otherwise."""
         import torch
 
-        from ksieve.planning.tune.tasks import pitch_of
+        from ksieve.tuning.tasks import pitch_of
 
         element = dtype or torch.float32
         return torch.zeros(rows, pitch_of(width, element.itemsize), dtype=element, device="cuda")[:, :width]
@@ -184,7 +184,7 @@ class Gpu:
 
 def _copies(scores: Any) -> list[Any]:
     """The matrix, and as many copies of it as a graph should rotate through."""
-    from ksieve.planning.tune import tasks
+    from ksieve.tuning import tasks
 
     rows, width = scores.shape
     copies = tasks.allocate(rows, width, str(scores.dtype).removeprefix("torch."))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ksieve.planning.tune import tasks
-from ksieve.planning.tune.tasks import Task
+from ksieve.tuning import tasks
+from ksieve.tuning.tasks import Task
 from ksieve_lab.bench import calls, floor, gpu
 from ksieve_lab.bench.gpu import Case, Here
 from ksieve_lab.bench.runner import Facts, Settings

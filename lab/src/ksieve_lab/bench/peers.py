@@ -14,8 +14,8 @@ from typing import Any
 
 from ksieve.adapters._operators import OPERATORS, Operator
 from ksieve.core.errors import ArgumentError
-from ksieve.planning.tune.tasks import Task
-from ksieve.planning.tune.timing import Contender
+from ksieve.tuning.tasks import Task
+from ksieve.tuning.timing import Contender
 from ksieve_lab.bench.engine_calls import CALLS, Call, Inputs, UnsupportedError, contender_of, line, own_of, planned
 
 Own = tuple[Operator, Callable[..., Any]]

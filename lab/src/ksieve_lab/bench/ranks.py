@@ -22,7 +22,7 @@ from ksieve.core.problem import Device, Problem
 from ksieve.distributed import Contiguous, Interleaved, Pairs, ShardPlan, fused, plan, topk
 from ksieve.distributed.agreement import distributed, gather
 from ksieve.distributed.layouts import Layout
-from ksieve.planning.tune.timing import Timing, input_sets
+from ksieve.tuning.timing import Timing, input_sets
 from ksieve_lab.bench import rank_rows, runner
 from ksieve_lab.bench.runner import Facts, Live, Settings
 

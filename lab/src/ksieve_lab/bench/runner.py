@@ -20,7 +20,7 @@ from ksieve.core.policy import resolve_policy
 from ksieve.core.problem import SCORE_DTYPES, check_k
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import families
-from ksieve.planning.tune.variants import Variant
+from ksieve.tuning.variants import Variant
 from ksieve_lab.bench import record
 from ksieve_lab.bench.scores import check_source
 from ksieve_lab.bench.shape_lists import Listed, Reader, matrices, words
@@ -281,7 +281,7 @@ def over(cases: Sequence[Any], measure: Callable[[Any], Facts], progress: Progre
 
 def compiled(plans: Iterable[Callable[[], Plan]], live: Live) -> None:
     """Make plans and compile their kernels on all processors, so that no measurement waits for one."""
-    from ksieve.planning.tune import variants
+    from ksieve.tuning import variants
 
     made = []
     for plan in plans:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ksieve.core.errors import ArgumentError
 from ksieve.core.paths import unreadable
-from ksieve.planning.tune.fills import Fill, blocks, endpoint_structured, normal
+from ksieve.tuning.fills import Fill, blocks, endpoint_structured, normal
 
 
 def lengths_of(kind: str, rows: int, width: int, seed: int = 0, device: Any = "cuda") -> Any:

@@ -11,7 +11,7 @@ from ksieve.core.policy import SamplingPolicy
 from ksieve.core.text import parse_json
 from ksieve.planning import shapes
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune.variants import Variant
+from ksieve.tuning.variants import Variant
 
 
 def plans_of(text: str) -> list[Variant]:

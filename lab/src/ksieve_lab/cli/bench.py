@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import exits, terminal
-from ksieve.cli.options import count, words
+from ksieve.cli.options import count, option, words
 from ksieve.core.errors import ArgumentError
 from ksieve_lab.bench import catalog
 from ksieve_lab.bench.runner import Live
 from ksieve_lab.bench.shape_lists import SHAPES
 from ksieve_lab.cli import results
-from ksieve_lab.cli.results import Figures, Out, option
+from ksieve_lab.cli.results import Figures, Out
 from ksieve_lab.report import told
 
 

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import files, terminal
-from ksieve.cli.options import OUT_RULE, Dtype, choice, count, flag
+from ksieve.cli.options import OUT_RULE, Dtype, choice, count, flag, option
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import unreadable
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.importers import CAUSAL, import_scores
 from ksieve_lab.captures.sources import FOREIGN_SUFFIXES, SUFFIXES
-from ksieve_lab.cli.results import option
 
 CapturePath = Annotated[Path, typer.Argument(metavar="CAPTURE", help="Score capture (.safetensors).")]
 Target = Annotated[str, typer.Argument(metavar="OUT", help=f"Capture to write (.safetensors). {OUT_RULE}")]

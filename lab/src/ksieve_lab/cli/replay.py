@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from ksieve.cli import exits, files, terminal
-from ksieve.cli.options import Backend, BackendName, PolicyName, checked, count, flag, output
+from ksieve.cli.options import Backend, BackendName, PolicyName, checked, count, flag, option, output
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
 from ksieve_lab.bench.machines import check_anywhere
 from ksieve_lab.bench.runner import libraries
 from ksieve_lab.cli import results
-from ksieve_lab.cli.results import Figures, Out, option
+from ksieve_lab.cli.results import Figures, Out
 
 
 def replay(

@@ -5,16 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ksieve.cli import files, terminal
-from ksieve.cli.options import output
-
-
-def option(name: str, metavar: str, text: str, **settings: Any) -> Any:
-    """Option that takes a text or a path."""
-    return typer.Option(name, metavar=metavar, help=text, **settings)
-
+from ksieve.cli.options import option, output
 
 Out = Annotated[str | None, output("JSON file to write.")]
 Figures = Annotated[Path | None, option("--figures", "DIR", "Folder for figures of the result, PNG and SVG.")]

@@ -9,13 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import files, terminal
-from ksieve.cli.options import choice, count, output
+from ksieve.cli.options import choice, count, option, output
 from ksieve.core.text import plain
 from ksieve.files import split
 from ksieve.planning.devices import DEVICES
 from ksieve_lab.cli import results
 from ksieve_lab.cli.captures import open_capture
-from ksieve_lab.cli.results import option
 from ksieve_lab.study.costs import DEVICE_COSTS
 
 

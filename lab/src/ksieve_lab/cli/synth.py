@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from ksieve.cli import files, terminal
-from ksieve.cli.options import Dtype, choice, count, flag, words
+from ksieve.cli.options import Dtype, choice, count, flag, option, words
 from ksieve_lab.cli.captures import Target, describe
-from ksieve_lab.cli.results import option
 from ksieve_lab.workloads.lengths import LENGTHS
 from ksieve_lab.workloads.producers import PRODUCERS, write_synthetic
 from ksieve_lab.workloads.rowwise import line_of

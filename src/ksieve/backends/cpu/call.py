@@ -145,7 +145,7 @@ def _with_entries(
         numbers, sources = arrange(options, found, parts, chosen, call.problem.columns)
         replace(finish, values=None).write(0, live, numbers)
         if finish.values is not None:
-            finish.values[:live] = values_of(found, sources, options.fill)
+            finish.values[:live] = values_of(found, sources, options.unused_value)
     else:
         run_arranging(plan, found, parts, chosen, finish, options)
     return _answer(call, finish, stats if with_stats else None)

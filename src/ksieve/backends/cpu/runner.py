@@ -295,7 +295,7 @@ def _reading(scores: NDArray[Any], ranking: Ranking) -> tuple[int, int]:
 
 def _least(scores: NDArray[Any], options: Options) -> int:
     """The bits of an unused slot's value."""
-    return int(filled(scores.dtype, options.fill).view(f"u{scores.itemsize}"))
+    return int(filled(scores.dtype, options.unused_value).view(f"u{scores.itemsize}"))
 
 
 class _Own(threading.local):

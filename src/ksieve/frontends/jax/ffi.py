@@ -131,9 +131,8 @@ class Buffer(NamedTuple):
         return 1 if self.dtype == "bool" else int(self.dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
 
     def merged(self, batch: int) -> Buffer:
-        """Join the first `batch` dimensions to the next one, if there is one."""
-        lead, rest = self.shape[:batch], self.shape[batch:]
-        return self._replace(shape=(math.prod(lead) * rest[0], *rest[1:])) if rest else self._replace(shape=lead)
+        """Join the first `batch` dimensions to the next one."""
+        return self._replace(shape=(math.prod(self.shape[: batch + 1]), *self.shape[batch + 1 :]))
 
     def pieces(self, batch: int) -> Iterator[Buffer]:
         """Yield the arrays along the first `batch` dimensions."""

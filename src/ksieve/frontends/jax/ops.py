@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -25,11 +25,12 @@ import numpy as np
 from ksieve import dispatch
 from ksieve.core import call as calls
 from ksieve.core import problem
-from ksieve.core.arrays import TAKES, check_jax_int64
+from ksieve.core.arrays import TAKES, check_jax_int64, is_array
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
+from ksieve.core.groups import register_pytrees
 from ksieve.core.options import Options
 from ksieve.core.selection import Selection
-from ksieve.core.table import TABLE, names
+from ksieve.core.table import INPUTS, MAX_INT, OUTPUTS
 from ksieve.frontends.jax.ffi import Buffer, Frame, Handler
 from ksieve.planning import choose as planner
 from ksieve.planning.plan import Plan
@@ -41,7 +42,6 @@ TARGET = "ksieve_topk"
 OLDEST = (0, 8, 3)
 """The oldest JAX with the FFI of `ksieve.frontends.jax.ffi`."""
 
-_INPUTS = names(lambda option: option.kind == "input" and option.jax and option.name != "lengths")
 _NEW = "nothing while JAX traces: JAX arrays are immutable, and the result is a new one"
 
 
@@ -123,67 +123,52 @@ def traced(
     """
     if stats is not False:
         raise ArgumentError("stats", shown(stats), "False while JAX traces: nothing is read back")
-    for option in TABLE:
-        value = given.get(option.name)
-        array = option.kind in ("input", "output") and value is not None and value is not False
-        if not option.jax and (array or (isinstance(value, int) and value != option.neutral)):
-            raise ArgumentError(option.name, shown(value), "nothing while JAX traces: only an eager call takes it")
-    if isinstance(plan, Plan) and plan.problem.options.entries:
-        got = "a plan with blocks"
-        raise ArgumentError("plan", got, "one without while JAX traces: eager calls have them")
-    outputs = {name: given.get(name, False) for name in ("values", "raw")}
+    outputs = {name: given[name] for name in OUTPUTS if not isinstance(given.get(name, False), bool)}
     for name, array in {"out": out, "workspace": workspace, **outputs}.items():
-        if array is not None and not isinstance(array, bool):
+        if array is not None:
             raise ArgumentError(name, kind_of(array), _NEW)
     dispatch.check_plan_kind(plan)
     live = problem.live_rows(num_rows, problem.MAX_SIZE)
     if live is not None:
         num_rows = np.array([live], np.int32)
-    inputs = {"scores": scores, "lengths": lengths, "k": k if _per_row(k) else None, "num_rows": num_rows}
-    inputs |= {name: given.get(name) for name in _INPUTS}
+    ks = k if is_array(k, least=0 if getattr(scores, "ndim", 2) == 1 else 1) else None
+    inputs = {"scores": scores, "k": ks, "num_rows": num_rows, **{name: given.get(name) for name in INPUTS}}
+    inputs["lengths"] = lengths
+    inputs = {name: array for name, array in inputs.items() if array is not None}
     stand_ins = {name: _stand_in(array, name) for name, array in inputs.items()}
     call = calls.parse(
-        stand_ins["scores"],
-        stand_ins["lengths"],
-        k if stand_ins["k"] is None else stand_ins["k"],
-        num_rows=stand_ins["num_rows"],
-        given=dict(given) | {name: stand_ins[name] for name in _INPUTS if stand_ins[name] is not None},
+        stand_ins.pop("scores", None),
+        stand_ins.pop("lengths", None),
+        stand_ins.pop("k", k),
+        num_rows=stand_ins.pop("num_rows", None),
+        given={**given, **stand_ins},
         planned=plan.problem if plan is not None else None,
     )
     asked = call.problem
-    if len(call.leading) != 1:
-        takes = "a matrix while JAX traces: scores.reshape(-1, scores.shape[-1]), or jax.vmap"
-        raise ArgumentError("scores", f"shape {(*call.leading, asked.width)}", takes)
-    if not asked.k:
-        raise ArgumentError("k", 0, f"an int from 1 to {problem.MAX_K} while JAX traces")
     if plan is not None:
         planner.check_covers(plan, replace(asked, device=plan.problem.device))
     if asked.options.index_dtype == "int64":
         check_jax_int64()
-    names_given = tuple(name for name, array in inputs.items() if array is not None)
-    program = Program(names_given, asked.k, asked.options, None if plan is None else encode_plan(plan))
-    answer = _select(program, tuple(jnp.asarray(inputs[name]) for name in names_given))
-    found = dict(zip(_outputs_of(asked.options), answer, strict=True))
-    return Selection(found["out"], found.get("values"), found.get("raw"))
+    program = Program(tuple(inputs), asked.k, asked.options, None if plan is None else encode_plan(plan))
+    # Of scores of any rank, the custom call gets the matrix of their rows; other arrays as they are described.
+    shapes = [call.described["lengths" if name == "ends" else name].shape for name in inputs]
+    answer = _select(program, tuple(jnp.asarray(x).reshape(n) for x, n in zip(inputs.values(), shapes, strict=True)))
+    answer = [array.reshape((*call.leading, *array.shape[1:])) for array in answer]
+    return Selection(*map(dict(zip(_outputs_of(asked.options), answer, strict=True)).get, calls.OUTPUTS))
 
 
 def _outputs_of(options: Options) -> tuple[str, ...]:
     """Names of the results of a custom call, in their order."""
-    return ("out", *(name for name in ("values", "raw") if getattr(options, name)))
-
-
-def _per_row(value: Any) -> bool:
-    """Whether k is an array with one k for each row; a traced int is none."""
-    return isinstance(value, (jax.Array, np.ndarray)) and value.ndim > 0
+    return ("out", *(name for name in OUTPUTS if getattr(options, name)))
 
 
 def _stand_in(array: Any, name: str) -> Any:
-    if array is None:
-        return None
     if isinstance(array, jax.Array):  # traced arrays too
         facts = Buffer(0, tuple(array.shape), str(array.dtype))
     elif isinstance(array, np.ndarray):
         info = problem.inspect(array, name)
+        if info.dtype == "int64":
+            check_jax_int64(name)
         facts = Buffer(0, info.shape, info.dtype)
     else:
         remedy = f": jax.numpy.asarray({name}) first" if isinstance(array, (list, tuple)) else ""
@@ -195,12 +180,13 @@ def _stand_in(array: Any, name: str) -> Any:
 
 
 def _call(program: Program, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return indices, and values and raw indices where the options say so."""
+    """Return indices, and the other outputs where the options say so."""
     scores, options = arrays[0], program.options
-    shape, index = (scores.shape[0], program.k), np.dtype(options.index_dtype)
-    results = [jax.ShapeDtypeStruct(shape, index)]
-    results += [jax.ShapeDtypeStruct(shape, scores.dtype)] if options.values else []
-    results += [jax.ShapeDtypeStruct(shape, index)] if options.raw else []
+    rows, columns = scores.shape[0], options.columns(program.k)
+    results = []
+    for name in _outputs_of(options):
+        dtype = {"values": scores.dtype, "counts": np.int32}.get(name, np.dtype(options.index_dtype))
+        results.append(jax.ShapeDtypeStruct((rows,) if name == "counts" else (rows, columns), dtype))
     # Leading dimensions of vmap become rows in the handler; every array has them then.
     call = jax.ffi.ffi_call(TARGET, results, vmap_method="broadcast_all")
     return tuple(call(*arrays, selection=program.text))
@@ -210,25 +196,53 @@ _select = jax.custom_jvp(_call, nondiff_argnums=(0,))
 
 
 def _select_jvp(program: Program, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """Derivative: values change as the scores at their positions do; positions do not change."""
+    """Derivative: values change as the scores that they are; positions do not change."""
     (arrays,), ((change, *_),) = primals, tangents
-    options, asked = program.options, program
+    asked, options = program, program.options
     differs = options.values and jnp.issubdtype(arrays[0].dtype, jnp.floating)
-    if differs and options.transform != "none" and not options.raw:
-        # Only raw indices are positions. A plan is bound to its options, and changes no answer.
-        asked = replace(program, options=replace(options, raw=True), plan=None)
-    every = _select(asked, arrays)
-    answer = every[: 1 + options.values + options.raw]
-    changes = [np.zeros(one.shape, jax.dtypes.float0) for one in answer]
+    # Only raw indices are positions. A plan is bound to its options, and changes no answer.
+    further = replace(options, raw=options.raw or options.transform != "none", filled=True)
+    if differs and further != options:
+        asked = replace(program, options=further, plan=None)
+    found = dict(zip(_outputs_of(asked.options), _select(asked, arrays), strict=True))
+    answer = {name: found[name] for name in _outputs_of(options)}
+    changes = {name: np.zeros(one.shape, jax.dtypes.float0) for name, one in answer.items()}
     if differs:
-        slots = every[2] if asked.options.raw else every[0]
-        used, positions = slots >= 0, slots
-        if options.index_base == "start" and "starts" in program.arrays:
-            starts = arrays[program.arrays.index("starts")]
-            positions = slots + jnp.clip(starts, 0, arrays[0].shape[1])[:, None]
-        taken = jnp.take_along_axis(change, jnp.where(used, positions, 0), axis=1)
-        changes[1] = jnp.where(used, taken, jnp.zeros_like(taken))
-    return answer, tuple(changes)
+        given = dict(zip(program.arrays, arrays, strict=True))
+        used, columns = _columns(options, given, found.get("raw", found["out"]), found["values"])
+        taken = jnp.take_along_axis(change, jnp.where(used, columns, 0), axis=1)
+        changes["values"] = jnp.where(used, taken, jnp.zeros_like(taken))
+    return tuple(answer.values()), tuple(changes.values())
+
+
+def _columns(options: Options, given: Mapping[str, Any], raw: Any, values: Any) -> tuple[Any, Any]:
+    """Whether the value of a slot is a score, by raw indices, and its column: of equal ones the first in the window."""
+    scores, size, used = given["scores"], options.block_size, raw >= 0
+    rows, width = scores.shape
+    begin = jnp.clip(given.get("starts", jnp.zeros(rows, np.int32)), 0, width)[:, None]
+    shift = begin if options.index_base == "start" else 0
+    entry = jnp.where(used, raw, 0) // options.expand
+    if options.tail:  # the last slots, if the entry of the last one is not whole
+        last = jnp.take_along_axis(raw, jnp.maximum(used.sum(1, keepdims=True) - 1, 0), axis=1)
+        used &= ((last + 1) % options.expand == 0) | (entry != last // options.expand)
+    if size > 1:
+        bits = f"uint{8 * scores.dtype.itemsize}"
+        column = (entry * size + shift)[..., None] + jnp.arange(size)
+        score = jnp.take_along_axis(scores.view(bits)[:, None], column, axis=2)
+        same = (column >= begin[..., None]) & (score == values.view(bits)[..., None])
+        return used, column[..., 0] + same.argmax(2)
+    if not options.positions:
+        return used, entry + shift
+    places = given.get("positions")
+    if places is None:
+        table = given["block_table"][..., None]
+        each = width // max(table.shape[1], 1)
+        held = (table >= 0) & (table <= MAX_INT // max(each, 1))
+        places = jnp.where(held, table * each + jnp.arange(each), -1).reshape(rows, width)
+    places = jnp.where(jnp.arange(width) >= begin, places, -1)
+    order = jnp.argsort(places)
+    place = jax.vmap(jnp.searchsorted)(jnp.take_along_axis(places, order, axis=1), entry)
+    return used, jnp.take_along_axis(order, place, axis=1)
 
 
 _select.defjvp(_select_jvp)
@@ -239,27 +253,21 @@ def _run(frame: Frame, wrap: Callable[[Buffer], Any]) -> None:
     program = program_of(frame.text)
     plan = decode_plan(program.plan) if program.plan is not None else None
     options = program.options
-    outputs = _outputs_of(options)
-    batch = len(frame.arguments[0].shape) - 2
+    names = (*program.arrays, *_outputs_of(options))
+    every, batch = [*frame.arguments, *frame.results], len(frame.arguments[0].shape) - 2
     # Rows of a batch are rows of one call, unless each part has its own live rows, table or plan.
-    apart = batch and (plan is not None or "num_rows" in program.arrays or "page_table" in program.arrays)
-    for buffers in _parts([*frame.arguments, *frame.results], batch, bool(apart)):
-        given = dict(zip((*program.arrays, *outputs), map(wrap, buffers), strict=True))
+    if plan is not None or "num_rows" in names or "page_table" in names:
+        parts = list(zip(*(buffer.pieces(batch) for buffer in every), strict=True))
+    else:
+        parts = [tuple(buffer.merged(batch) for buffer in every)]
+    for buffers in parts:
+        given = dict(zip(names, map(wrap, buffers), strict=True))
         scores, lengths, ks, rows = (given.pop(name, None) for name in ("scores", "lengths", "k", "num_rows"))
         out = given.pop("out")
         slots: Any = program.k
         if ks is not None:
             slots, given["max_k"] = ks, program.k
         dispatch.select(scores, lengths, slots, plan, out, None, rows, given, options=options)
-
-
-def _parts(buffers: list[Buffer], batch: int, apart: bool) -> Iterator[tuple[Buffer, ...]]:
-    if not batch:
-        yield tuple(buffers)
-    elif apart:
-        yield from zip(*(buffer.pieces(batch) for buffer in buffers), strict=True)
-    else:
-        yield tuple(buffer.merged(batch) for buffer in buffers)
 
 
 def run_cpu(frame: Frame) -> None:
@@ -293,3 +301,4 @@ def _register() -> None:
 
 
 _register()
+register_pytrees("jax")

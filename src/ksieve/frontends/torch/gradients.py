@@ -12,18 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
 from ksieve import dispatch
-from ksieve.core.arguments import warn_of_gradients
-from ksieve.core.call import parse
+from ksieve.core import arguments
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.core.selection import Selection
-from ksieve.planning.choose import check_covers
 from ksieve.planning.plan import Plan
 
 _HIGHEST = (1 << 31) - 1
@@ -48,6 +47,12 @@ def wanted(scores: Any) -> bool:
 def positions_only(options: Options) -> Options:
     """Options of the call that selects the positions, in every slot: no values, and raw indices where they differ."""
     return replace(options, filled=True, values=False, raw=options.raw or options.transform != "none")
+
+
+@lru_cache
+def of_positions(plan: Plan) -> Plan:
+    """Plan of the calls that select the positions; cached, since a repeated call is known by its plan."""
+    return replace(plan, problem=replace(plan.problem, options=positions_only(plan.problem.options)))
 
 
 def select(
@@ -75,35 +80,23 @@ def select(
         if given_one and not inside_transform():
             raise ArgumentError("values", "a tensor that requires grad", "one that does not: values.detach()")
         if carried:
-            warn_of_gradients()
+            arguments.warn_of_gradients()
     if array is not True or not carried:
         return dispatch.select(scores, lengths, k, plan, out, workspace, num_rows, given, stats=stats)
-    call = parse(
-        scores, lengths, k, out=out, num_rows=num_rows, given=given, planned=plan.problem if plan is not None else None
-    )
-    options = call.problem.options
+    planned = plan.problem.options if isinstance(plan, Plan) else None
+    options = arguments.resolve(given, planned, lengths=lengths is not None)
     inner = positions_only(options)
-    if plan is not None:
-        check_covers(plan, call.problem)
-        plan = replace(plan, problem=replace(plan.problem, options=inner))
+    if planned is not None:
+        # What the call of the positions asks otherwise is compared here, and the rest where that one is checked.
+        if differing := arguments.difference(options, planned, ("raw", "values", "filled")):
+            raise ArgumentError("plan", *differing)
+        plan = of_positions(plan)
     # The workspace was made for the plan of the call, and not for that of the positions.
     raw = given.get("raw", False)
     asked = {**given, "values": False, "raw": inner.raw if raw is False else raw, "fill": True}
     memory = None if scores.is_cuda else workspace
     found = dispatch.select(scores.detach(), lengths, k, plan, out, memory, num_rows, asked, stats=stats)
-    own = {name: beside(scores, call.arrays.get(name)) for name in ARRAYS}
-    positions = found.raw if inner.raw else found.indices
-    values = gather(scores, positions, layout_of(options), **own)
-    return found._replace(values=values, raw=found.raw if options.raw else None)
-
-
-ARRAYS = ("lengths", "starts", "tail", "positions", "block_table")
-"""Arrays of a call by which raw indices say where scores lie."""
-
-
-def beside(scores: Any, array: Any) -> Any:
-    """Array of any library as a tensor of the scores' device; None as None."""
-    return array if array is None or isinstance(array, torch.Tensor) else torch.as_tensor(array, device=scores.device)
+    return with_values(scores, found, layout_of(options), lengths, given, options.raw)
 
 
 class Layout(NamedTuple):
@@ -115,14 +108,27 @@ class Layout(NamedTuple):
     ends: bool
     from_start: bool
     ranking: str
-    fill: float
+    unused_value: float
 
 
 def layout_of(options: Options) -> Layout:
     """Layout of a call."""
     ends, from_start = options.windows == "ends", options.index_base == "start"
     numbers = (options.block_size, options.expand, options.next_n)
-    return Layout(*numbers, ends, from_start, options.ranking, options.fill)
+    return Layout(*numbers, ends, from_start, options.ranking, options.unused_value)
+
+
+def with_values(
+    scores: Any, found: Selection[Any], layout: Layout, lengths: Any, given: Mapping[str, Any], raw: bool
+) -> Selection[Any]:
+    """Answer of a call with values, of that of its positions; `given` holds its arrays of any library."""
+    own = {name: given.get(name) for name in ("starts", "tail", "positions", "block_table")}
+    own["lengths"] = given.get("ends") if lengths is None else lengths
+    for name, array in own.items():
+        if array is not None and not isinstance(array, torch.Tensor):
+            own[name] = torch.as_tensor(array, device=scores.device)
+    values = gather(scores, found.indices if found.raw is None else found.raw, layout, **own)
+    return Selection(found.indices, values, found.raw if raw else None, found.counts, found.stats)
 
 
 def gather(
@@ -167,7 +173,7 @@ def gather(
     else:
         column = entry + shift[:, None]
     found = scores.gather(-1, torch.where(used, column, 0))
-    return torch.where(used, found, layout.fill).reshape(shape)
+    return torch.where(used, found, layout.unused_value).reshape(shape)
 
 
 def _window(layout: Layout, row: Any, width: int, lengths: Any, starts: Any) -> tuple[Any, Any]:

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any, NoReturn
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
 from ksieve.core import arguments, problem
-from ksieve.core.errors import ArgumentError, kind_of
+from ksieve.core import call as calls
+from ksieve.core.errors import kind_of, refuse
 from ksieve.core.options import Options
 from ksieve.core.selection import Selection
 from ksieve.core.table import INPUTS, OUTPUTS
@@ -65,11 +66,6 @@ def _fake_topk(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> to
 torch.library.register_fake("ksieve::topk", _fake_topk)
 
 
-def refuse(argument: str, got: object, takes: str) -> NoReturn:
-    """Raise `ArgumentError`. Dynamo does not trace its constructor; raised here, its message is shown unchanged."""
-    raise ArgumentError(argument, got, takes)
-
-
 def traced(
     scores: Any,
     lengths: Any,
@@ -93,7 +89,8 @@ def traced(
     if live is not None:
         num_rows = torch.full((1,), live, dtype=torch.int32, device=scores.device)
     ks = k if isinstance(k, torch.Tensor) else None
-    slots = _slots(k, ks is not None, given.get("max_k"), plan)
+    planned = None if plan is None else plan.problem
+    slots = calls.slots_of(k, ks is not None, given.get("max_k"), planned, _whole)
     arrays = {name: given.get(name) for name in _ARRAYS}
     arrays["lengths"] = lengths
     wanted = {}
@@ -125,11 +122,7 @@ def traced(
     text, options, layout = encode_positions(*asked)
     # The workspace was made for the plan of the call, and not for that of the positions.
     found = _operator(scores.detach(), num_rows, ks, arrays, slots, text, options, out, None, transformed)
-    positions = found.indices if found.raw is None else found.raw
-    bounds = arrays["ends"] if lengths is None else arrays["lengths"]
-    own = {name: arrays[name] for name in ("starts", "tail", "positions", "block_table")}
-    values = gradients.gather(scores, positions, gradients.Layout(*layout), lengths=bounds, **own)
-    return Selection(found.indices, values, found.raw if wanted["raw"] else None, found.counts)
+    return gradients.with_values(scores, found, gradients.Layout(*layout), arrays["lengths"], arrays, wanted["raw"])
 
 
 def _narrowed(lengths: Any) -> Any:
@@ -139,20 +132,11 @@ def _narrowed(lengths: Any) -> Any:
     return lengths.clamp(-problem.MAX_SIZE, problem.MAX_SIZE).to(torch.int32)
 
 
-def _slots(k: Any, per_row: bool, max_k: Any, plan: Plan | None) -> int:
-    """Slots of a row: k, or max_k for an array k, or the plan's k."""
-    name, slots = ("max_k", max_k) if per_row else ("k", k)
-    if max_k is not None and not per_row:
-        refuse("max_k", kind_of(max_k), "nothing unless k is an array")
-    if plan is not None:
-        if slots is not None and slots != plan.problem.k:
-            refuse(name, slots, f"{plan.problem.k}, the plan's k, or nothing")
-        slots = plan.problem.k
-    if slots is None:
-        refuse(name, None, f"an int from 1 to {problem.MAX_K}")
-    if isinstance(slots, bool) or not isinstance(slots, int):
-        refuse(name, kind_of(slots), f"an int from 1 to {problem.MAX_K}")
-    return slots
+def _whole(k: Any, name: str, least: int) -> int:
+    """A k that may be a symbol, whose range is checked where the program runs."""
+    if isinstance(k, bool) or not isinstance(k, int):
+        refuse(name, kind_of(k), f"an int from {least} to {problem.MAX_K}")
+    return k
 
 
 def _operator(
@@ -207,11 +191,8 @@ def encode_positions(
     Also return the fields of `ksieve.frontends.torch.gradients.Layout`.
     """
     asked = _resolved(scalars, arrays, plan, *facts)
-    inner = gradients.positions_only(asked)
-    if plan is not None:
-        plan = replace(plan, problem=replace(plan.problem, options=inner))
-    text = None if plan is None else encode_plan(plan)
-    return text, _text(inner), tuple(gradients.layout_of(asked))
+    text = None if plan is None else encode_plan(gradients.of_positions(plan))
+    return text, _text(gradients.positions_only(asked)), tuple(gradients.layout_of(asked))
 
 
 def outputs_of(options: str) -> tuple[bool, tuple[str, ...], int, int]:

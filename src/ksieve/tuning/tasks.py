@@ -10,9 +10,9 @@ from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
 from ksieve.planning.plan import Plan
-from ksieve.planning.tune import timing
-from ksieve.planning.tune.timing import Contender
-from ksieve.planning.tune.variants import PLANNED, Variant
+from ksieve.tuning import timing
+from ksieve.tuning.timing import Contender
+from ksieve.tuning.variants import PLANNED, Variant
 
 POISON = 0x7F7F7F7F
 VERIFY_BYTES = 4 << 30

@@ -5,8 +5,8 @@
 2. All kernels are compiled first, on all processors; those that spill registers are left out.
 3. `run` times the candidates of each question in one process, on the same inputs, and verifies their answers. Results
    are kept after each question, so that an interrupted run goes on where it stopped.
-4. `ksieve.planning.tune.table` turns the winners into entries, each with its time, what came second, and by how much.
-   `ksieve.planning.tune.spills` marks those that are for calls without options.
+4. `ksieve.tuning.table` turns the winners into entries, each with its time, what came second, and by how much.
+   `ksieve.tuning.spills` marks those that are for calls without options.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ksieve.planning.memory import CANDIDATE_BYTES, ITEM_BYTES, SHARED_LIST, can
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.switch_points import SEGMENT, SPLITS
-from ksieve.planning.tune import fills, tasks, timing
-from ksieve.planning.tune.variants import PLANNED, Variant, compile_plans
+from ksieve.tuning import fills, tasks, timing
+from ksieve.tuning.variants import PLANNED, Variant, compile_plans
 
 if TYPE_CHECKING:
     from ksieve.backends.cuda.jit.spec import KernelSpec

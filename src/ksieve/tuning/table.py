@@ -13,7 +13,7 @@ from ksieve.planning import shapes
 from ksieve.planning.families import RESIDENT, SHARED_ROWS
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.switch_points import LINES_RANK, SPLITS
-from ksieve.planning.tune.run import (
+from ksieve.tuning.run import (
     POLICIES,
     STREAM_WAVES,
     WIDER,

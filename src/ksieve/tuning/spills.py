@@ -13,8 +13,8 @@ from ksieve.planning import choose, choose_cuda, explain, tuned
 from ksieve.planning.length_bins import launches
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Shapes
-from ksieve.planning.tune.run import Progress, Target, unfit
 from ksieve.planning.tuned import Tuned
+from ksieve.tuning.run import Progress, Target, unfit
 
 ASKED = (
     Options(windows="ends"), Options(order="value"), Options(tie_break="low"),
