@@ -27,11 +27,11 @@ def source(files: Sequence[File], up: str = "../../") -> str:
 def sentence(file: File, up: str = "../../") -> str:
     """Speed of the operator shapes in a sentence."""
     own, k = file.payload["results"]["of_floor"][gpu.OWN], file.payload["settings"]["k"]
-    others_ = gpu.over_others(file)
+    mean, most, other = 1 / own["geometric_mean"], 1 / own["least"], geometric_mean(gpu.over_others(file))
     return (
-        f"Selecting the top {k:,} of long float32 rows takes {1 / own['geometric_mean']:.2f} times as long as only reading "
-        f"the scores, and {1 / own['least']:.2f} times at most. The fastest other library takes {geometric_mean(others_):.2f} times as "
-        f"long as ksieve ({own['shapes']} shapes, {source([file], up)})."
+        f"Selecting the top {k:,} of long float32 rows takes {mean:.2f} times as long as only reading the scores, and "
+        f"{most:.2f} times at most. The fastest other library takes {other:.2f} times as long as ksieve "
+        f"({own['shapes']} shapes, {source([file], up)})."
     )
 
 
