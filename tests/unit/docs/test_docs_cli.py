@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
 
 import pytest
@@ -44,3 +45,17 @@ def test_committed_figures_are_those_that_pages_show() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     for path in (ROOT / "docs" / "figures").iterdir():
         assert f"figures/{path.name})" in pages, path.name
+
+
+def test_commands_and_options_that_pages_name_exist(tree: list[tuple[tuple[str, ...], Any]]) -> None:
+    known = {" ".join(path): {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+             for path, command in tree}  # fmt: skip
+    lines = [line for page in [ROOT / "README.md", ROOT / "lab" / "README.md", *(ROOT / "docs").rglob("*.md")]
+             if "generated" not in page.parts
+             for line in re.findall(r"(?:^|`|    |-m )(ksieve [a-z][^\n`#]*)",
+                                    page.read_text(encoding="utf-8").replace("\\\n", " "), re.MULTILINE)]  # fmt: skip
+    assert len(lines) > 50
+    for line in lines:
+        command = " ".join(line.split()[:2])
+        assert command in known, line
+        assert set(re.findall(r"(?<!\S)(--[a-z-]+)", line)) <= {*known[command], "--help"}, line
