@@ -103,14 +103,14 @@ _DTYPES = {"": "dtype of the scores", "index": "dtype of the indices"}
 
 def options_reference() -> str:
     """Markdown table of every option, from the table that the library reads."""
-    keywords = {kind.__name__: keyword for keyword, kinds in GROUPS.items() for kind in kinds}
+    groups = {kind.__name__ for kinds in GROUPS.values() for kind in kinds}
     rows = []
     for option in TABLE:
-        group = f"`{keywords[option.where]}={option.where}`" if option.where in keywords else ""
+        group = f" of `{option.where}`" if option.where in groups else ""
         neutral = "" if option.neutral is None else f"`{option.neutral!r}`"
         judged = "yes" if option.judged else ""
-        rows.append((f"`{option.name}`", group, _takes(option), neutral, option.meaning, judged))
-    return tables.markdown(("option", "in", "takes", "default", "meaning", "`verify`"), rows)
+        rows.append((f"`{option.name}`{group}", _takes(option), neutral, option.meaning, judged))
+    return tables.markdown(("option", "takes", "default", "meaning", "judged"), rows)
 
 
 def _takes(option: Option) -> str:
