@@ -120,6 +120,9 @@ def main(folder: Path) -> int:
         return 0
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.html"))
     names = [name for name in names if not name.startswith("_static/")]  # templates of the theme
+    if "index.html" not in names:
+        print(f"{folder} holds no site", file=sys.stderr)
+        return 1
     with served(folder) as base, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
         found = list(faults(browser, base, names))

@@ -11,8 +11,8 @@
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes); for GPUs side by side
 #                                      sanitize-memcheck, -racecheck, -synccheck, and after these sanitize-record
 #   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
-#   scripts/gpu_session.sh operator|decode|short|general|options|blocks|engines|engines-first|trace|worst|ablation|chain|
-#                                      replay: the result file of one bench (1 to 4 minutes);
+#   scripts/gpu_session.sh operator|decode|short|general|options|segments|blocks|engines|engines-first|trace|worst|ablation|
+#                                      chain|replay: the result file of one bench (1 to 4 minutes);
 #                                      ARGS="--k 512" goes to it, FACTORS=file scores operator and trace with real factors
 #   scripts/gpu_session.sh all         compile, every part of the suite and the sanitizers, the longest first; then the
 #                                      parts that take the whole machine
@@ -75,6 +75,7 @@ entries:entries:$streamed
 entries-others:entries:not ($streamed)
 adapters:adapters frameworks
 slots:values windows
+segments:segments
 tiles:tiles torch_topk
 serving:"
 suite_part() {
@@ -140,7 +141,7 @@ quick_bench() {
 }
 
 [ $# -gt 0 ] || { sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 2; }
-results="operator decode short general options blocks engines engines-first trace worst ablation chain"
+results="operator decode short general options segments blocks engines engines-first trace worst ablation chain"
 steps="quick suite $(cut -d: -f1 <<<"$parts" | sed 's/^/suite-/') compile sanitize sanitize-memcheck
   sanitize-racecheck sanitize-synccheck sanitize-record bench replay $results"
 everything="sanitize-racecheck sanitize-memcheck sanitize-synccheck suite-serving suite-kernels suite-held-aimed

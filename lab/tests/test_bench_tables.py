@@ -37,6 +37,7 @@ RUNS = {
     "sixteen-bit": ("gpu-dtypes-shapes-float16-k64", "--shapes 4x4096 --k 64 --dtype float16"),
     "floor": ("floor-shapes", "--shapes 8x4096"),
     "general": ("gpu-general", "--shapes 30x70:4,2x64:64 --only 30x --dtype float32,bfloat16"),
+    "segments": ("gpu-segments", "--shapes 300x40:4"),
     "trace": ("gpu-trace-k16", "--shapes 300 --k 16"),
     "worst": ("gpu-worst-k64", "--shapes 4x4096 --only normal;view_hole --k 64 --peers none"),
     "options": ("gpu-options-k64", "--shapes 8x4096 --k 64"),

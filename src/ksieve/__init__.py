@@ -14,7 +14,7 @@ from ksieve.core.errors import (
     VerificationError,
     WorkspaceError,
 )
-from ksieve.core.groups import Blocks, Offsets, PageTable, Positions, RowBounds, SelectedBlocks
+from ksieve.core.groups import Blocks, Offsets, PageTable, Positions, RowBounds, Segments, SelectedBlocks
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.selection import Selection
 from ksieve.core.stats import Route, Stats
@@ -37,6 +37,7 @@ __all__ = [
     "RowBounds",
     "Running",
     "SamplingPolicy",
+    "Segments",
     "SelectedBlocks",
     "Selection",
     "Stats",

@@ -70,8 +70,8 @@ def topk(scores: Any, lengths: Any = None, k: Any = None, **options: Unpack[Topk
         scores' device gives every row its own k, clamped to [0, max_k]; the remaining slots of the row are unused.
     max_k : int
         Slots per row where k is an array.
-    bounds : RowBounds, optional
-        Windows of the rows, and whether indices count from them.
+    bounds : RowBounds or Segments, optional
+        Windows of the rows, and whether indices count from them; or the rows of flat scores, which have one dimension.
     blocks : Blocks, optional
         Select among blocks of scores, force some of them, or write all positions of what is selected.
     gathered : Positions or SelectedBlocks, optional
@@ -270,7 +270,7 @@ def _select(scores: Any, lengths: Any, k: Any, options: Mapping[str, Any], known
                 raise
     from ksieve.frontends.torch import ops as torch_ops
 
-    if scores.dim() != 2 and torch.compiler.is_compiling():
+    if scores.dim() != 2 and "indptr" not in given and torch.compiler.is_compiling():
         takes = "a matrix while tracing: scores.reshape(-1, scores.shape[-1])"
         refuse("scores", f"{scores.dim()} dimension(s)", takes)
     return torch_ops.traced(scores, lengths, k, plan, out, workspace, num_rows, given, stats)
@@ -312,7 +312,8 @@ def plan(
     rows, width : int
         In place of scores: the largest shape of the matrix; a call may pass fewer rows or a narrower matrix.
     pitch : int, optional
-        Distance between the starts of two rows, in scores; default `width`. 0: all rows are the same one.
+        Distance between the starts of two rows, in scores; default `width`. 0: all rows are the same one. Of `Segments`
+        `rows` counts these, and `width` the flat scores.
     dtype : str or dtype
         "float32", "float16" or "bfloat16", or such a dtype of NumPy, PyTorch or JAX.
     device : str, torch.device or DeviceInfo

@@ -179,7 +179,10 @@ def plan_of(
     splits: int | None = None,
 ) -> Plan:
     """Make the plan of calls of a shape; arguments and errors are those of `ksieve.plan`."""
-    rows, width, pitch = problem.check_shape(rows, width, pitch)
+    if options.windows == "segments":
+        rows, width, pitch = problem.check_size(rows, "rows"), problem.segment_width(width, options), width
+    else:
+        rows, width, pitch = problem.check_shape(rows, width, pitch)
     name = dtype_text(dtype)
     if not isinstance(name, str) or name not in problem.SCORE_DTYPES:
         raise ArgumentError("dtype", shown(name), f"one of {list(problem.SCORE_DTYPES)}")
@@ -201,6 +204,10 @@ def choose(asked: Problem, policy: SamplingPolicy | str | None = None) -> Plan:
     It equals the result of `ksieve.plan`, except where that plan needs a zeroed workspace and another family needs
     none: a captured or traced call would zero the workspace every time.
     """
+    if asked.options.windows == "segments":  # of about as many scores, the plan is the same
+        step = 1 << max(asked.pitch.bit_length() - 3, 0)
+        pitch = -(-asked.pitch // step) * step
+        asked = replace(asked, width=problem.segment_width(pitch, asked.options), pitch=pitch)
     return _choose(asked, device_info(asked.device), policy)
 
 

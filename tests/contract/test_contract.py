@@ -1270,6 +1270,53 @@ def test_positions_of_a_block_table(backend):
         topk_on(backend, scores, None, 5, block_table=table, block_size=4)
 
 
+@cites("C71")
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@every_backend
+def test_segments_are_rows(backend, dtype):
+    """Empty, short and long ones; bounds in front of the scores, behind them, and in front of a row's start."""
+    flat = scores_of("few_values", 1, 3000, 9)[0]
+    indptr = np.array([-7, 5, 5, 40, 900, 890, 2000, 3001, 4000], dtype)
+    starts = np.clip(indptr[:-1].astype(np.int64), 0, 3000)
+    for longest in (0, 300):
+        lengths = np.maximum(np.clip(indptr[1:].astype(np.int64), 0, 3000) - starts, 0)
+        lengths = np.minimum(lengths, longest or 3000)
+        matrix = np.zeros((8, 3000), np.float32)
+        for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+            matrix[row, :length] = flat[start : start + length]
+        for mean in (0, 1, 3000):
+            call = {"indptr": indptr, "max_length": longest, "mean_length": mean}
+            found = topk_on(backend, flat, None, 60, deterministic=True, **call)
+            np.testing.assert_array_equal(
+                found, topk_on(backend, matrix, lengths.astype(np.int32), 60, deterministic=True)
+            )
+            assert verified(flat, None, found, sorted="index", tie_break="low", **call)
+        wrong = found.copy()
+        wrong[5, 0] = wrong[5, 1] + 1
+        assert not verified(flat, None, wrong, **call)
+
+
+@cites("C72")
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"lengths": np.ones(2, np.int32)}, "indptr: got an array together with lengths"),
+        ({"block_size": 8}, "bounds: got Segments with Blocks"),
+        ({"expand": 2}, "bounds: got Segments with Blocks"),
+        ({"positions": np.zeros((2, 9), np.int32)}, "bounds: got Segments with Positions"),
+        ({"scores": np.zeros((1, 9), np.float32)}, r"scores: got shape \(1, 9\); takes flat scores"),
+        ({"indptr": np.zeros((1, 3), np.int32)}, r"indptr: got shape \(1, 3\); takes shape \(rows \+ 1,\)"),
+        ({"indptr": np.zeros(0, np.int32)}, r"indptr: got shape \(0,\); takes shape \(rows \+ 1,\)"),
+        ({"indptr": np.zeros(6, np.int32)[::2]}, "indptr: got stride 2; takes a contiguous vector"),
+        ({"max_length": -1}, "max_length: got -1; takes an int from 0"),
+    ],
+)
+def test_segments_are_refused(more, message):
+    call = {"scores": np.zeros(9, np.float32), "indptr": np.array([0, 4, 9], np.int32)} | more
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        ask(call.pop("scores"), call.pop("lengths", None), 2, **call)
+
+
 # ---- tiles of columns; test_running.py and test_candidates.py have every dtype, ranking and option ----------------
 
 

@@ -39,6 +39,7 @@ def test_names_are_pinned():
         "RowBounds",
         "Running",
         "SamplingPolicy",
+        "Segments",
         "SelectedBlocks",
         "Selection",
         "Stats",

@@ -67,6 +67,7 @@ PARTS = {
     },
     # windows, leading strides and candidates of rows on chip; leading strides of all others
     "h200 windows": {
+        "segments": (1, "warps-listing-float32-plain"),
         "windows": (4, "smallest-float32 or nan-highest-bfloat16 or largest-float32-0 or largest-float16"),
         "strides": (
             10,

@@ -16,10 +16,13 @@ from cases import DTYPES, FAMILIES, scores_of
 from entry_calls import columns_of
 from flat_calls import verified
 from ksieve.core.table import names
+from ksieve.core.windows import clamped
 from ksieve_lab.oracle import PER_REQUEST, PER_ROW
 
 Call = dict[str, Any]
 WIDTHS = (0, 1, 2, 5, 17, 63, 64, 65, 100, 128, 200, 255, 300, 300)
+SEGMENTS = ("indptr", "max_length", "mean_length")
+ENTRIES = {"block_size", "tail", "positions", "block_table"}
 JUDGED = names(lambda option: option.judged)
 POISON = 77
 FAR = np.array([-(2**31), 2**31 - 1, -1, 0, 2**40 + 1, -(2**40) - 1, 2**62])
@@ -90,10 +93,14 @@ def _draw_entries(d: Draw, call: Call, rows: int, width: int) -> None:
 
 
 def _draw_bounds(d: Draw, call: Call, k: int, rows: int, width: int) -> None:
-    """Windows of rows: lengths or ends, about k and anywhere, and starts. Segments belong here."""
+    """Windows of rows: lengths or ends, about k and anywhere, and starts; or segments, which `presented` makes."""
     low, high = d.one((k - 2, k + 3), (-1, width + 2), (width // 2, width + 2), (width // 2, width + 2))
     if kind := d.one(None, "lengths", "lengths", "ends"):
         call[kind] = d.numbers(rows // call["next_n"], low, high, d.one("int32", "int64"))
+    if d.often(0.3) and not call.keys() & ENTRIES and call["next_n"] == 1 and kind == "lengths":
+        call |= {"indptr": d.one("int32", "int64"), "index_base": "start"}
+        call |= {"max_length": d.one(0, width), "mean_length": d.one(0, 1, width)}
+        return
     if d.often(0.25):
         call["starts"] = d.numbers(rows, -1, width // 2 + 1, d.one("int32", "int64"))
     if not call.keys() & {"positions", "block_table"}:
@@ -143,6 +150,8 @@ def presented(d: Draw, x: np.ndarray, k: int, call: Call) -> tuple[np.ndarray, t
     leading = d.one((rows,), (rows,), (outer, rows // outer), (1, outer, rows // outer))
     requests = (*leading[:-1], leading[-1] // n) if n == 1 or d.often() else (rows // n,)
     shapes = dict.fromkeys(PER_ROW, leading) | dict.fromkeys(PER_REQUEST, requests)
+    if "indptr" in call:
+        leading, shapes = (rows,), dict.fromkeys(PER_ROW, (rows,))
     given = {name: laid(d, value, shapes[name]) if name in shapes else value for name, value in call.items()}
     slots, live = given.pop("ks", None), given.pop("live", None)
     given |= {"k": k} if slots is None else {"k": slots, "max_k": k}
@@ -155,12 +164,19 @@ def presented(d: Draw, x: np.ndarray, k: int, call: Call) -> tuple[np.ndarray, t
         given[name] = laid(d, np.full(shape, POISON, dtypes.get(name, call["index_dtype"])), leading)
     if "out" in given and d.often():
         del given["index_dtype"]  # out tells it
-    return laid(d, x, leading), leading, given
+    if "indptr" not in call:
+        return laid(d, x, leading), leading, given
+    # Each row's scores with others around all of them, which are no segment.
+    lengths = clamped(given.pop("lengths").astype(np.int64), 0, x.shape[1])
+    given |= {"indptr": np.append(0, lengths.cumsum()).astype(call["indptr"]) + x.shape[1]}
+    given |= dict.fromkeys(("next_n", "index_base"))
+    around = x.ravel()[: x.shape[1]]
+    return np.concatenate([around, x[np.arange(x.shape[1]) < lengths[:, None]], around]), leading, given
 
 
 def verdict(x: np.ndarray, call: Call, raw: np.ndarray, counts: np.ndarray | None = None) -> ksieve.Verdict:
     """What `ksieve.verify` says of an answer's indices before pages and offsets."""
-    asked = {name: call[name] for name in (*JUDGED, "sorted") if name in call}
+    asked = {name: call[name] for name in (*JUDGED, "sorted") if name in call and name not in SEGMENTS}
     if call.get("deterministic"):
         asked |= {"sorted": asked.get("sorted") or "index", "tie_break": asked.get("tie_break") or "low"}
     if call.get("fill") is False:
@@ -187,6 +203,7 @@ PLAIN = dict.fromkeys(
     ("block_size", "expand", "force_first", "force_last", "tail", "positions", "block_table", "index_base")
 )
 REFUSED: dict[str, Callable[[Call, tuple[int, ...], int], Call]] = {
+    "indptr": lambda c, s, w: {"lengths": np.ones(s, np.int32), "indptr": np.zeros(s[-1] + 1, np.int32)},
     "ends": lambda c, s, w: dict.fromkeys(("lengths", "ends"), np.ones(s, np.int32)) | {"next_n": 1, "tail": None},
     "fill": lambda c, s, w: {"fill": False, "counts": None},
     "tail": lambda c, s, w: PLAIN | {"tail": np.ones(s, np.int32)},

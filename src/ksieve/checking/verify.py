@@ -14,11 +14,11 @@ import numpy as np
 from ksieve.checking.judge import Asked, Judge
 from ksieve.checking.ops import NumpyOps, TorchOps, on_host
 from ksieve.checking.verdict import Verdict
-from ksieve.core import arguments, problem
+from ksieve.core import arguments, problem, windows
 from ksieve.core.arrays import is_array
 from ksieve.core.errors import ArgumentError, kind_of, refuse_at_exit, shown
-from ksieve.core.groups import Blocks, Positions, RowBounds, SelectedBlocks, flat
-from ksieve.core.leading import of_rows
+from ksieve.core.groups import Blocks, Positions, RowBounds, Segments, SelectedBlocks, flat
+from ksieve.core.leading import of_rows, of_segments
 from ksieve.core.options import Nan, Options, TieBreak
 from ksieve.core.problem import Shape
 from ksieve.core.table import INTEGERS
@@ -37,7 +37,7 @@ def verify(
     *,
     k: Any = None,
     num_rows: Any = None,
-    bounds: RowBounds | None = None,
+    bounds: RowBounds | Segments | None = None,
     blocks: Blocks | None = None,
     gathered: Positions | SelectedBlocks | None = None,
     counts: Any = None,
@@ -72,7 +72,7 @@ def verify(
     bounds, blocks, gathered, largest, nan
         As of `ksieve.topk`; vectors may have any integer dtype. With `blocks` the slots of `indices` are those of its
         outputs, and NaN scores and ties are counted among the entries that are not forced. With `gathered` indices are
-        positions, which must be distinct in a row. Rows with either are checked on the host.
+        positions, which must be distinct in a row. Rows with either, and `Segments`, are checked on the host.
     counts : array of integers, of the leading shape, optional
         Slots of `indices` that each row uses, as `counts` of `ksieve.select` says. The others are not read, but taken
         for the sentinel: ``fill=False`` leaves anything there. Another count than that of the used slots is a fault.
@@ -129,6 +129,11 @@ def verify(
         "bounds": bounds, "blocks": blocks, "gathered": gathered, "largest": largest, "nan": nan, "sorted": sorted,
         "tie_break": tie_break,
     })  # fmt: skip
+    if "indptr" in given:
+        if lengths is not None:
+            raise ArgumentError("lengths", "an array together with Segments", "None: bounds say where segments end")
+        scores = _Rows(scores, given.pop("indptr"), given.pop("max_length", 0))
+        given.pop("mean_length", None)
     is_source = _is_source(scores)
     of_source = None
     on_cuda = False
@@ -189,6 +194,22 @@ def verify(
     unread = np.zeros((rows - asked.live, 0), np.float32)
     judge.judge(asked.live, ops.matrix(unread, *unread.shape), progress)
     return judge.verdict()
+
+
+class _Rows:
+    """Segments as a source: rows of the width of the longest."""
+
+    def __init__(self, scores: Any, indptr: Any, max_length: int) -> None:
+        info = of_segments(problem.inspect(scores, "scores"), problem.inspect(indptr, "indptr"))
+        bounds, total = _vector("indptr", indptr, ((info.shape[0] + 1,),)), info.shape[1]
+        self.starts, self.lengths = windows.of_segments(bounds, total, max_length or total)
+        self.rows, self.width = len(self.lengths), int(self.lengths.max(initial=0))
+        self.scores = on_host(scores)
+
+    def rows_block(self, begin: int, end: int) -> Any:
+        column = np.arange(self.width)
+        at = np.where(column < self.lengths[begin:end, None], self.starts[begin:end, None] + column, 0)
+        return self.scores[at]
 
 
 def _check_scalars(width: int, sentinel: Any, block_bytes: Any, progress: Any) -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal, TypedDict, cast
 
 from ksieve.core.errors import ArgumentError, GradientWarning, shown
-from ksieve.core.groups import Blocks, Offsets, PageTable, Positions, RowBounds, SelectedBlocks
+from ksieve.core.groups import Blocks, Offsets, PageTable, Positions, RowBounds, Segments, SelectedBlocks
 from ksieve.core.options import PLAIN, Integers, Nan, Options, Order, TieBreak, Windows, dtype_text
 from ksieve.core.table import BY_NAME, INTEGERS, TABLE
 
@@ -18,7 +18,7 @@ from ksieve.core.table import BY_NAME, INTEGERS, TABLE
 class Ranked(TypedDict, total=False):
     """Keyword arguments that say which scores are selected, in which order, and how that is written."""
 
-    bounds: RowBounds | None
+    bounds: RowBounds | Segments | None
     blocks: Blocks | None
     gathered: Positions | SelectedBlocks | None
     transform: PageTable | Offsets | None
@@ -46,7 +46,7 @@ WRITTEN = tuple(Written.__annotations__)
 _OF_FIELDS = {
     option.field: option.name for option in TABLE if option.field not in ("", option.name, "windows", "transform")
 } | {
-    "windows": "RowBounds",
+    "windows": "RowBounds or Segments",
     "per_row_k": "an array k",
     "transform": "PageTable or Offsets",
     "positions": "Positions or SelectedBlocks",
@@ -136,8 +136,9 @@ def resolve(
     if usual and not given and (planned is None or planned.plain):
         return PLAIN
     base = planned or PLAIN
-    if lengths and "ends" in given:
-        raise ArgumentError("ends", "an array together with lengths", "either lengths or ends")
+    for name in ("ends", "indptr"):
+        if lengths and name in given:
+            raise ArgumentError(name, "an array together with lengths", f"either lengths or {name}")
     facts: dict[str, Any] = {}
     stated: dict[str, str] = {}
     for name, value in given.items():
@@ -155,6 +156,8 @@ def resolve(
                 raise ArgumentError(name, shown(value), "True or False")
             facts[option.field] = value
     order, tie_break = _determined(given, base)
+    if "indptr" in given:
+        facts["index_base"] = "start"
     if "starts" in given:
         planned_windows: Windows = base.windows if base.windows != "none" else "ends"
         facts["windows"] = "lengths" if lengths else "ends" if "ends" in given else planned_windows

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ksieve.core import arguments, table
 from ksieve.core.arrays import ArrayInfo, as_numpy, inspect, is_array, plain_tensor
 from ksieve.core.errors import ArgumentError, kind_of, refuse, shown
-from ksieve.core.leading import of_rows
+from ksieve.core.leading import of_rows, of_segments
 from ksieve.core.options import Options
 from ksieve.core.problem import (
     MAX_K,
@@ -35,6 +35,7 @@ from ksieve.core.problem import (
     request_shapes,
     row_pitch,
     rows_of,
+    segment_width,
 )
 
 NUMBERS = ("k", *table.names(lambda option: option.shape in ("rows", "requests")))
@@ -122,8 +123,14 @@ def parse(
     given = given or {}
     ks = k if is_array(k, least=0 if len(whole.shape) == 1 else 1) else None  # of one row its shape is ()
     slots = slots_of(k, ks is not None, given.get("max_k"), planned)
-    info, leading = of_rows(whole, "scores"), whole.shape[:-1]
-    dtype = check_scores(info, strided=True)
+    indptr = given.get("indptr")
+    if indptr is None:
+        info, leading = of_rows(whole, "scores"), whole.shape[:-1]
+    else:
+        info = of_segments(whole, inspect(indptr, "indptr"))
+        leading = info.shape[:1]
+    # Of segments each has a width that is checked, but not all together.
+    dtype = check_scores(info if indptr is None else info._replace(shape=(*leading, 0)), strided=True)
     rows, width = rows_of(info), info.shape[-1]
     inputs = {} if lengths is None else {"lengths": lengths}
     outputs = {} if out is None else {"out": out}
@@ -151,13 +158,14 @@ def parse(
     def take(name: str, array: Any, info: ArrayInfo) -> None:
         described[name], arrays[name] = info, array
 
-    shapes = {"rows": (leading,), "requests": request_shapes(leading, rows, options.next_n)}
+    shapes = {"rows": (leading,), "bounds": ((rows + 1,),), "requests": request_shapes(leading, rows, options.next_n)}
     for name, array in inputs.items():
         option = table.BY_NAME[name]
         if option.shape == "table":
             take(name, array, check_table(its[name], info.device))
         elif option.shape in shapes:
-            checked = check_vector(its[name], name, shapes[option.shape], info.device, option.dtypes, strided=True)
+            strided = option.shape != "bounds"
+            checked = check_vector(its[name], name, shapes[option.shape], info.device, option.dtypes, strided=strided)
             take("lengths" if name == "ends" else name, array, checked)
         else:
             take(name, array, check_positions(its[name], name, info, leading))
@@ -166,7 +174,10 @@ def parse(
         if array is not None:
             check_number(array, name)
             take(name, array, check_vector(inspect(array, name), name, shape, info.device, strided=True))
-    asked = Problem(rows, width, row_pitch(info), slots, dtype, info.device, options)
+    pitch = row_pitch(info)
+    if indptr is not None:
+        width, pitch = segment_width(width, options), width
+    asked = Problem(rows, width, pitch, slots, dtype, info.device, options)
     for name, array in outputs.items():
         if name == "counts":
             take(name, array, check_counts(array, its[name], leading, described))

@@ -62,6 +62,29 @@ class RowBounds(_Group):
 
 
 @dataclass(frozen=True)
+class Segments(_Group):
+    """Rows of any length that lie one behind another in flat scores, of shape (n,): the CSR form.
+
+    Row r is ``scores[indptr[r] : indptr[r + 1]]``, and its indices count from its start. The leading shape is
+    ``(rows,)``. Together with neither `lengths` nor `Blocks` nor gathered scores.
+
+    Parameters
+    ----------
+    indptr : array of int32 or int64, shape (rows + 1,)
+        On the scores' device, contiguous. Clamped to [0, n], and each end to at least its start. On CUDA it is never
+        copied to the host, and may change between replays of a graph.
+    max_length : int
+        A segment is cut off behind so many scores. 0: behind the most that the device takes, 2**31 - 2**20 on CUDA.
+    mean_length : int
+        About how many scores a segment has, for the plan alone. 0: as many as there are scores for each segment.
+    """
+
+    indptr: Any
+    max_length: int = 0
+    mean_length: int = 0
+
+
+@dataclass(frozen=True)
 class Blocks(_Group):
     """What a row's k are selected among: its *entries*, which are blocks of scores, or scores for several positions.
 
@@ -153,7 +176,7 @@ class Offsets(_Group):
 
 
 GROUPS: dict[str, tuple[type[Any], ...]] = {
-    "bounds": (RowBounds,),
+    "bounds": (RowBounds, Segments),
     "blocks": (Blocks,),
     "gathered": (Positions, SelectedBlocks),
     "transform": (PageTable, Offsets),
@@ -209,12 +232,17 @@ def register_pytrees(package: str) -> None:
 
         if torch.compiler.is_compiling():
             return
-        from torch.utils._pytree import register_pytree_node
+        from torch.utils._pytree import GetAttrKey, register_pytree_node
+
+        def named(group: Any) -> tuple[list[Any], list[Any]]:
+            arrays, context = _flatten(group)
+            return list(zip(map(GetAttrKey, context[0]), arrays, strict=True)), context
 
         for kind in _FIELDS:
             register_pytree_node(
-                kind, _flatten, partial(_unflatten, kind), serialized_type_name=f"ksieve.{kind.__name__}"
-            )
+                kind, _flatten, partial(_unflatten, kind), serialized_type_name=f"ksieve.{kind.__name__}",
+                flatten_with_keys_fn=named,
+            )  # fmt: skip
     else:
         import jax
 

@@ -71,6 +71,15 @@ def of_rows(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
     return info._replace(shape=(outer, inner, width), strides=(far, near, unit))
 
 
+def of_segments(info: ArrayInfo, bounds: ArrayInfo) -> ArrayInfo:
+    """Describe flat scores as a matrix each row of which is the whole of them: segments are windows of its rows."""
+    if len(info.shape) != 1:
+        raise ArgumentError("scores", f"shape {info.shape}", "flat scores of shape (n,), of which Segments are parts")
+    if len(bounds.shape) != 1 or not bounds.shape[0]:
+        raise ArgumentError("indptr", f"shape {bounds.shape}", "shape (rows + 1,)")
+    return info._replace(shape=(bounds.shape[0] - 1, info.shape[0]), strides=(0, info.strides[0]))
+
+
 def of_numbers(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
     """Describe an array of one number for each row: of shape (rows,) and stride 1, or of shape (outer, inner)."""
     if len(info.shape) == 1 and (info.strides[0] == 1 or info.shape[0] < 2):

@@ -18,7 +18,7 @@ from ksieve.core.ranking import Ranking
 from ksieve.core.table import INTEGERS, TABLE
 
 IndexBase = Literal["row", "start"]
-Windows = Literal["none", "lengths", "ends"]
+Windows = Literal["none", "lengths", "ends", "segments"]
 Transform = Literal["none", "pages", "offsets"]
 Order = Literal["any", "value", "index"]
 TieBreak = Literal["any", "low", "high"]
@@ -26,7 +26,7 @@ Integers = Literal["int32", "int64"]
 Nan = Literal["last", "highest"]
 
 _CHOICES = {
-    "windows": ("none", "lengths", "ends"),
+    "windows": ("none", "lengths", "ends", "segments"),
     "transform": ("none", "pages", "offsets"),
     "length_dtype": INTEGERS,
     "order": ("any", "value", "index"),
@@ -59,9 +59,9 @@ class Options:
 
     Attributes
     ----------
-    windows : {"none", "lengths", "ends"}
+    windows : {"none", "lengths", "ends", "segments"}
         Positions of a row's valid scores. "none": [0, length). "lengths": [start, start + length). "ends": [start,
-        end). Both bounds are clamped to [0, width].
+        end). Both bounds are clamped to [0, width]. "segments": parts of flat scores (`ksieve.Segments`).
     per_row_k : bool
         Each row has its own k, at most the plan's; the remaining slots of the row are unused.
     transform : {"none", "pages", "offsets"}
@@ -93,6 +93,8 @@ class Options:
     largest: bool = True
     nan: Nan = "last"
     overlap: bool = False
+    max_length: int = 0
+    mean_length: int = 0
     positions: bool = False
     counts: bool = False
     filled: bool = True
@@ -121,6 +123,9 @@ class Options:
                 raise ArgumentError(name, shown(getattr(self, name)), "True or False")
         if not (self.filled or self.counts):
             raise ArgumentError("fill", "False without counts", "True, or counts with it, which say what is used")
+        if self.windows == "segments" and (self.entries or self.positions):
+            got = "Positions or SelectedBlocks" if self.positions else "Blocks"
+            raise ArgumentError("bounds", f"Segments with {got}", "either of the two: entries of segments are scores")
         if self.positions and self.index_base == "start":
             raise ArgumentError("index_base", "'start' with positions", "'row': positions are written as they are")
         self._check_entries()

@@ -32,6 +32,8 @@ __all__ = [
 MAX_K = 1 << 20
 MAX_SIZE = (1 << 31) - 1
 """Largest number of rows, and of scores in a row: kernels count both in int32."""
+MAX_WIDTH = (1 << 31) - (1 << 20)
+"""Widest row on CUDA: scan positions are 32-bit and run past the end by up to one batch of loads."""
 MAX_PITCH = 1 << 60
 """Largest extent of a matrix, in scores: byte offsets, and sums of them, fit int64."""
 SCORE_DTYPES = ("float32", "float16", "bfloat16")
@@ -45,7 +47,8 @@ Shape = tuple[int, ...]
 class Problem:
     """One checked selection problem: rows of `width` scores, a row pitch of `pitch` scores, k slots per row.
 
-    A pitch of 0 means that all rows are the same one.
+    A pitch of 0 means that all rows are the same one. Rows that are segments have at most `width` of the `pitch` scores
+    of a flat array.
     """
 
     rows: int
@@ -55,6 +58,17 @@ class Problem:
     dtype: str
     device: Device
     options: Options = PLAIN
+
+    @property
+    def usual(self) -> int:
+        """Width that launches are planned for.
+
+        Of segments it is twice the mean length, or `max_length` where that is at most four times the mean.
+        """
+        if self.options.windows != "segments":
+            return self.width
+        mean = self.options.mean_length or -(-self.pitch // max(self.rows, 1))
+        return self.width if self.options.max_length and self.width <= 4 * mean else min(max(2 * mean, 1), self.width)
 
     @property
     def columns(self) -> int:
@@ -131,6 +145,12 @@ def check_shape(rows: Any, width: Any, pitch: Any = None) -> tuple[int, int, int
     if rows * pitch > MAX_PITCH:
         raise ArgumentError("pitch", pitch, f"at most {MAX_PITCH // rows} with {rows} rows: the bytes must fit int64")
     return rows, width, pitch
+
+
+def segment_width(total: int, options: Options) -> int:
+    """Most scores of a segment of a problem with `total` scores, which are its pitch."""
+    check_size(total, "width", most=MAX_PITCH, why="so that their bytes fit int64")
+    return min(total, options.max_length or MAX_WIDTH, MAX_WIDTH)
 
 
 def check_pitch(pitch: Any, width: int) -> int:

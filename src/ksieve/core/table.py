@@ -23,7 +23,7 @@ MAX_FORCED = 1 << 20
 MAX_INT = (1 << 31) - 1
 
 Kind = Literal["input", "output", "int", "choice", "flag"]
-Shape = Literal["rows", "requests", "table", "scores", "parts", "slots"]
+Shape = Literal["rows", "bounds", "requests", "table", "scores", "parts", "slots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Option:
     takes : tuple
         The values of a choice; the least and the most of an int.
     shape : str
-        Of an array: one number for each row, or for each request of `next_n` rows; a table of pages; as the scores;
-        one number for each of equal parts of a row; or as the indices.
+        Of an array: one number for each row, and with "bounds" one more; or for each request of `next_n` rows; a table
+        of pages; as the scores; one number for each of equal parts of a row; or as the indices.
     dtypes : tuple of str
         Of an array; "" is that of the scores, "index" that of the indices.
     word : int
@@ -73,7 +73,7 @@ class Option:
     judged: bool = False
 
 
-_BOUNDS, _BLOCKS, _PAGES = "RowBounds", "Blocks", "PageTable"
+_BOUNDS, _SEGMENTS, _BLOCKS, _PAGES = "RowBounds", "Segments", "Blocks", "PageTable"
 
 TABLE = (
     Option(
@@ -95,6 +95,18 @@ TABLE = (
     Option(
         "index_base", _BOUNDS, "choice", "whether indices count from the start of the row or of its window", "row",
         "index_base", takes=("row", "start"), judged=True,
+    ),
+    Option(
+        "indptr", _SEGMENTS, "input", "where each segment of a flat array begins, and where the last one ends",
+        field="windows", states="segments", shape="bounds", dtypes=INTEGERS, word=12, judged=True,
+    ),
+    Option(
+        "max_length", _SEGMENTS, "int", "most scores of a segment, or 0 where that is not known", 0, "max_length",
+        takes=(0, MAX_INT), judged=True,
+    ),
+    Option(
+        "mean_length", _SEGMENTS, "int", "about how many scores segments have; 0: the scores by the segments", 0,
+        "mean_length", takes=(0, MAX_INT), judged=True,
     ),
     Option(
         "page_table", _PAGES, "input", "pages of each request, through which indices are written", field="transform",

@@ -44,6 +44,12 @@ def windows(options: Options, rows: int, width: int, *, lengths: Any = None, sta
     return begin, np.minimum(np.maximum(end, begin), width) - begin
 
 
+def of_segments(indptr: Any, total: int, width: int) -> tuple[I64, I64]:
+    """Return the first score and the length of every segment of `total` flat scores, at most `width` each."""
+    bounds = clamped(np.asarray(indptr, np.int64), 0, total)
+    return bounds[:-1].copy(), clamped(bounds[1:] - bounds[:-1], 0, width)
+
+
 def clamped(numbers: NDArray[Any], least: int, most: int) -> NDArray[Any]:
     """Limit numbers to [least, most]: np.clip takes three times as long on a few rows."""
     found: NDArray[Any] = np.minimum(np.maximum(numbers, least), most)

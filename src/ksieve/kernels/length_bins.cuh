@@ -5,6 +5,8 @@
 #include "common/workspace.cuh"
 
 constexpr bool kBinned = KSIEVE_OPTION(KSIEVE_BINNED); // rows are listed for several launches
+constexpr bool kPassesOn =
+    KSIEVE_OPTION(KSIEVE_PASSES_ON); // the first of two launches lists them, and the queue counts them
 // This launch's bin; in the kernel that lists the rows, the last bin.
 constexpr int kLengthBin = KSIEVE_OPTION(KSIEVE_LENGTH_BIN);
 
@@ -29,8 +31,12 @@ __device__ __forceinline__ BinnedRow* binned_row(const Params& p, int number, in
 
 // Returns the number of rows of this launch.
 __device__ __forceinline__ int rows_of(const Params& p) {
+  if (kPassesOn) return min(static_cast<int>(queue_of(p)->next), p.rows);
   return kBinned ? min(length_bin_counts(p)[kLengthBin], p.rows) : p.rows;
 }
+
+// Adds rows to the list of the second launch; returns how many it had.
+__device__ __forceinline__ int list_rows(const Params& p, int rows) { return atomicAdd(&queue_of(p)->next, rows); }
 
 constexpr bool kFetchesLength = !kWindows && !kLongLengths;
 

@@ -10,7 +10,7 @@ from ksieve.core.device import DeviceInfo, check_device
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Problem
-from ksieve.planning import choose_cpu, choose_cuda
+from ksieve.planning import choose_cpu, choose_cuda, segments
 from ksieve.planning.plan import Plan
 
 
@@ -66,4 +66,5 @@ def choose(
         if splits is not None:
             raise ArgumentError("splits", shown(splits), "nothing on a CPU device")
         return choose_cpu.choose(problem, device, family, policy)
-    return choose_cuda.choose(problem, device, family, policy, splits, kept)
+    on_cuda = segments.choose if problem.usual < problem.width else choose_cuda.choose
+    return on_cuda(problem, device, family, policy, splits, kept)

@@ -45,7 +45,7 @@ def choose(problem: Problem, device: DeviceInfo, family: str | None, policy: Sam
     """Choose a CPU plan; see `ksieve.planning.choose.choose`."""
     if family is not None and (not isinstance(family, str) or family != "cpu"):
         raise ArgumentError("family", shown(family), "'cpu' on a CPU device")
-    width, k = selected(problem.options, problem.width, problem.k)
+    width, k = selected(problem.options, problem.usual, problem.k)
     if policy is not None:
         chosen, why = resolve_policy(policy), "policy forced by the caller"
     elif chosen := default_policy(width, max(k, 1)):

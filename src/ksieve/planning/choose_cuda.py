@@ -12,16 +12,13 @@ from dataclasses import replace
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy, resolve_policy
-from ksieve.core.problem import Problem
+from ksieve.core.problem import MAX_WIDTH, Problem
 from ksieve.planning import blocks, huge_rows, memory, shapes, tuned
 from ksieve.planning import switch_points as points
 from ksieve.planning.families import BY_POSITION, IN_REGISTERS, ONE_CTA, SAMPLED, SHARED_ROWS
 from ksieve.planning.plan import Plan
 from ksieve.planning.resident import geometry_of, resident_geometry
 from ksieve.planning.shapes import Geometry, Shapes
-
-MAX_WIDTH = (1 << 31) - (1 << 20)
-"""Widest row: scan positions are 32-bit and run past the end by up to one batch of loads."""
 
 
 def choose(
@@ -94,8 +91,11 @@ def _warp_geometry(problem: Problem, device: DeviceInfo, usual: Geometry) -> Geo
     width = max(1 << (problem.width - 1).bit_length(), memory.LANES * memory.VECTOR_BYTES // item)
     if width > usual.resident_width or memory.tied(problem) or problem.options.order != "any":
         return replace(usual, resident_width=0)
-    registers = width // memory.LANES + memory.WARP_REGISTERS + (0 if problem.options.lean else memory.OPTION_REGISTERS)
-    ctas = min(memory.REGISTERS_PER_SM // (registers * usual.threads), usual.ctas_per_sm)
+    segments = problem.options.windows == "segments" and not problem.options.rewritten
+    more = memory.SEGMENT_REGISTERS if segments else 0 if problem.options.lean else memory.OPTION_REGISTERS
+    registers = width // memory.LANES + memory.WARP_REGISTERS + more
+    most = points.SEGMENT_CTAS if segments else usual.ctas_per_sm
+    ctas = min(memory.REGISTERS_PER_SM // (registers * usual.threads), most)
     shape = replace(usual, resident_width=width, ctas_per_sm=ctas)
     while memory.candidate_bytes_of(shape, device, problem.dtype) < memory.CANDIDATE_BYTES * memory.warp_lists(shape):
         shape = replace(shape, ctas_per_sm=shape.ctas_per_sm - 1)
@@ -160,7 +160,8 @@ def _on_chip(problem: Problem, device: DeviceInfo, kept: bool) -> tuple[str, str
 
 def one_cta(problem: Problem, device: DeviceInfo) -> str:
     """Of the families whose CTAs keep a row each, the one with the better shape."""
-    if "register_block" not in _known(problem, device).resident:
+    segments = problem.options.windows == "segments" and problem.rows > points.WARP_ROWS * device.sm_count
+    if segments or "register_block" not in _known(problem, device).resident:
         return "resident_block"
     found = resident_geometry(problem, device, ONE_CTA)
     return "register_block" if found is not None and found.registers else "resident_block"

@@ -51,8 +51,8 @@ def launches(plan: Plan) -> tuple[Plan, ...]:
     """Return the plans of all kernels that a plan launches, in order: with length bins, first the kernel that bins the
     rows, then the launches of the shorter bins; last the plan itself.
     """
-    if not plan.bins:
-        return (plan,)
+    if not plan.bins or plan.passes_on:
+        return (*plan.bins, plan)
     count = len(plan.bins) + 1
     binning = replace(
         plan, family="length_bins", policy=None, capacity=BINNING_CANDIDATES, shared_capacity=BINNING_CANDIDATES,

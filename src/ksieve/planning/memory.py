@@ -38,6 +38,9 @@ WARP_REGISTERS = 24
 OPTION_REGISTERS = 16
 """And besides these, for the options of a call."""
 
+SEGMENT_REGISTERS = 8
+"""The same, for segments without further options."""
+
 BATCH = 2
 """Vectors of 16 bytes that a thread processes together."""
 
@@ -318,7 +321,7 @@ def with_workspace(plan: Plan) -> Plan:
         turns = 1 if plan.problem.rows <= together else 2
         size = HEADER_BYTES + turns * together * mailbox_bytes(plan.splits)
         return replace(plan, workspace_bytes=size, workspace_zeroed=size)
-    queue = plan.family in QUEUED
+    queue = plan.family in QUEUED or plan.passes_on
     if queue and plan.problem.options.block_size > 1:
         lists = _round_up(HEADER_BYTES + plan.ctas * (spill + sort) * CANDIDATE_BYTES, HEADER_BYTES)
         size = lists + plan.ctas * slice_bytes(plan.problem)
@@ -330,7 +333,7 @@ def with_workspace(plan: Plan) -> Plan:
     # Launches come one after another and share what precedes their lists.
     lists = _round_up(max(size, *(with_workspace(launch).workspace_bytes for launch in plan.bins)), HEADER_BYTES)
     bins = tuple(replace(launch, lists_at=lists) for launch in plan.bins)
-    size = lists + HEADER_BYTES + plan.problem.rows * (len(bins) + 1) * BINNED_ROW_BYTES
+    size = lists + HEADER_BYTES + plan.problem.rows * (1 if plan.passes_on else len(bins) + 1) * BINNED_ROW_BYTES
     return replace(plan, workspace_bytes=size, lists_at=lists, bins=bins)
 
 

@@ -88,6 +88,11 @@ class Plan:
     reason: str = ""
 
     @property
+    def passes_on(self) -> bool:
+        """Whether warps list the rows of a second launch: true of the plan, and of the first launch (CUDA)."""
+        return self.bin is not None and (self.bins[0].family if self.bins else self.family) == "register_warp"
+
+    @property
     def spill_capacity(self) -> int:
         """Candidates per worker in the global workspace, past those in shared memory (CUDA)."""
         return self.capacity - self.shared_capacity

@@ -66,6 +66,12 @@ BIN_WIDTH = 8192
 MOST_BINS = 4
 """Launches for short rows; there is one more for all longer rows. Decision 10."""
 
+SEGMENT_CTAS = 5
+"""CTAs of a multiprocessor whose warps keep segments: more take as long, and ptxas would spill. Decision 52."""
+
+LISTED_WIDTH = 16_384
+"""Scores of a segment too long for a warp, up to which a CTA of the second launch keeps it on chip. Decision 52."""
+
 CLUSTER = 8
 """CTAs of a cluster that does not hold its row. Not measured: the largest size that every device with clusters can
 launch."""

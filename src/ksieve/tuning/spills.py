@@ -8,8 +8,8 @@ from itertools import product
 
 from ksieve.core.arrays import Device
 from ksieve.core.options import Options
-from ksieve.core.problem import Problem
-from ksieve.planning import choose, choose_cuda, explain, tuned
+from ksieve.core.problem import MAX_WIDTH, Problem
+from ksieve.planning import choose, explain, tuned
 from ksieve.planning.length_bins import launches
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Shapes
@@ -61,5 +61,5 @@ def _plans(known: Shapes, target: Target) -> Iterator[Plan]:
     rows = {1, 2, 100_000} | {rows for e in entries for rows in (e.most_rows, e.most_rows + 1, e.fewest_rows) if rows}
     widths = {entry.resident_width for entry in entries}
     for m, n, k, options in product(sorted(rows), sorted(widths), (512, target.k), ASKED):
-        if k <= n <= choose_cuda.MAX_WIDTH:
+        if k <= n <= MAX_WIDTH:
             yield choose.choose(Problem(m, n, n, k, target.dtype, Device("cuda", 0), options), target.device)

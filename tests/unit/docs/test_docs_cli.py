@@ -32,6 +32,13 @@ def test_the_generated_pages_are_current(generator: Any, capsys: pytest.CaptureF
     assert generator.main(["--check"]) == 0, capsys.readouterr().out
 
 
+def test_the_table_of_options_has_every_option(generator: Any) -> None:
+    from ksieve.core.table import TABLE
+
+    page = generator.options_reference()
+    assert all(f"| `{option.name}`" in page for option in TABLE)
+
+
 def test_every_command_and_option_explains_itself(tree: list[tuple[tuple[str, ...], Any]]) -> None:
     for path, command in tree:
         assert command.help, path

@@ -8,12 +8,13 @@ import pytest
 
 from frozen import frozen_shapes
 from ksieve import dispatch
-from ksieve.planning import choose_cuda, memory
+from ksieve.core.problem import MAX_WIDTH
+from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.switch_points import MOST_SLICES, MOST_SPLITS, MOST_STATISTICS, SPLITS, WIDEST_USUAL
 
 H200 = DEVICES["h200"]
-HUGE, WIDEST = 100_000_000, choose_cuda.MAX_WIDTH
+HUGE, WIDEST = 100_000_000, MAX_WIDTH
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
 
 

@@ -12,6 +12,7 @@ from ksieve.planning.plan_text import decode_plan, encode_plan
 from parts import but_for
 
 torch = pytest.importorskip("torch")
+import ksieve.frontends.torch.ops  # noqa: E402, F401 - registers the operator
 from flat_calls import plan_of  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 
@@ -23,6 +24,10 @@ PLANS = {
     "cluster": {"rows": 64, "width": 200_000, "k": 512, "device": DEVICES["h200"]},
     "split": {
         "rows": 2, "width": 2_000_000, "k": 2048, "device": DEVICES["h200"], "family": "stream_split", "splits": 12,
+    },
+    "segments": {
+        "rows": 1_000_000, "width": 150_000_000, "k": 8, "device": DEVICES["h200"],
+        "options": Options(windows="segments", index_base="start"),
     },
     "forced": {"rows": 300, "width": 90_000, "k": 512, "device": DEVICES["h100"], "family": "stream_unsampled"},
 }  # fmt: skip

@@ -20,6 +20,7 @@ from ksieve_lab.bench import (
     options,
     rank_model,
     ranks,
+    segments,
     shape_lists,
 )
 from ksieve_lab.bench import adversarial_gpu as hard
@@ -122,6 +123,12 @@ BENCHES = (
         _GPU, name="options", line="The cost of every serving option: --only 'page table; by value'.",
         cases=options.cases, measure=partial(gpu.by_case, results=options.results, measure=options.measure),
         stem="gpu-options-k{k}", shapes="served", peers=None,
+    ),
+    replace(
+        _GPU, name="segments", line="Segments of flat scores beside the matrix of as many rows and as many scores.",
+        cases=segments.cases, stem="gpu-segments", shapes=segments.SHAPES, reader=shape_lists.matrices_and_k,
+        measure=partial(gpu.by_case, results=segments.results, measure=segments.measure, plans=lambda case, here: ()),
+        only=None, k=None, scores=None, peers=None, figures=False,
     ),
     _BLOCKS,
     replace(

@@ -25,7 +25,7 @@ from ksieve.core.call import NUMBERS, OUTPUTS, Call
 from ksieve.core.entries import I64
 from ksieve.core.selection import Selection
 from ksieve.core.stats import Stats
-from ksieve.core.windows import windows
+from ksieve.core.windows import of_segments, windows
 from ksieve.model import reference
 from ksieve.model.entries import arrange, values_of
 from ksieve.model.epilogue import Finish
@@ -38,6 +38,9 @@ def run(plan: Plan, call: Call, *, workspace: Any = None, stats: bool = False, m
     """Select every row of a call that the plan covers; `model` uses the NumPy model. There is no workspace."""
     given, strided = _given(call, model)
     asked = call.problem
+    if "indptr" in given:
+        given["starts"], given["lengths"] = of_segments(given.pop("indptr"), asked.pitch, asked.width)
+        call = replace(call, problem=replace(asked, options=replace(asked.options, windows="lengths")))
     if "block_table" in given:
         given["positions"] = positions_of(given["block_table"], asked.width)
     live = int(np.clip(given["num_rows"][0], 0, asked.rows)) if "num_rows" in given else call.live

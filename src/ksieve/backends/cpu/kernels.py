@@ -159,9 +159,9 @@ def select_rows(
 
     Arguments are numbers and addresses, 0 where absent; a pitch counts bytes. `scores`, `out`: of row 0. `size`: bytes
     of a score. `convert`: of the scores' converter (`converting.converter`); 0 for float32, the largest first.
-    `lengths`, `starts`: int32 (rows,), lengths of the rows' windows, already clamped, and their first positions, from
-    which indices count; without `starts` all are 0. `ks`: int32 (rows,), each row's own k, clamped to [0, k].
-    `policy`: int64 (8,) of `runner._policy_numbers`. `bin_cutoffs`: `ksieve.core.keys.BIN_CUTOFF_KEY`. `room`:
+    `lengths`: int32 (rows,), of the rows' windows, already clamped. `starts`: int64 (rows,), first positions of the
+    windows, from which indices count; without `starts` all are 0. `ks`: int32 (rows,), each row's own k, clamped to [0,
+    k]. `policy`: int64 (8,) of `runner._policy_numbers`. `bin_cutoffs`: `ksieve.core.keys.BIN_CUTOFF_KEY`. `room`:
     candidates stored per worker, the largest length, or at least 2 k and twice the largest sample rank. `seed`: of the
     guesses (`ksieve.model.guess`), not negative; no answer depends on it. `raw`: int32 (rows, 16), receives the
     statistics. `accounting`, `ending`: the kernels `account` and `emit_last`, for statistics and for HIGHEST_TIES.
@@ -175,7 +175,7 @@ def select_rows(
         length = np.int64(i32s(lengths)[r])
         row, slots = scores + r * pitch, out + r * out_pitch
         if starts != 0:
-            row += np.int64(i32s(starts)[r]) * size
+            row += i64s(starts)[r] * size
         most = np.int64(i32s(ks)[r]) if ks != 0 else k
         statistics = raw + 4 * STATS_WIDTH * r if raw != 0 else memory + at.STATS
         stats, used = i32s(statistics), smaller(length, most)

@@ -134,10 +134,9 @@ def run_finished(
     epilogue and its output arrays.
     """
     rows, width = scores.shape
-    starts = begins.astype(np.int32)
-    select, raw = _selector(plan, scores, lengths.astype(np.int32), return_stats, starts, ks)
+    select, raw = _selector(plan, scores, lengths.astype(np.int32), return_stats, begins, ks)
     work = _finishing(select, plan.problem.k, begins, finish)
-    spread(work, plan.threads, rows, width, scores)
+    spread(work, plan.threads, rows, min(width, plan.problem.usual), scores)
     return Stats(raw) if return_stats else None
 
 
@@ -330,7 +329,7 @@ def _selector(
     scores: NDArray[Any],
     lengths: NDArray[np.int32],
     return_stats: bool,
-    begins: NDArray[np.int32] | None = None,
+    begins: NDArray[np.int64] | None = None,
     ks: NDArray[np.int32] | None = None,
     work: NDArray[np.int64] | None = None,
     seed: int | None = None,

@@ -58,14 +58,15 @@ def launched(
 def _options(plan: Plan, call: Call, infos: dict[str, ArrayInfo]) -> tuple[int, ...]:
     """Fields of `launch.OPTIONS`."""
     options = plan.problem.options
-    addresses = [call.address(name) for name in ("starts", "k", "page_table", "row_to_request", "offsets")]
+    windows = "indptr" if options.windows == "segments" else "starts"
+    addresses = [call.address(name) for name in (windows, "k", "page_table", "row_to_request", "offsets")]
     further = [infos.get(name) for name in ("values", "raw")]
     addresses += [info.pointer if info else 0 for info in further]
     pitches = [problem.row_pitch(info) if info else 0 for info in further]
     requests, pages, table_pitch = 0, 0, 0
     if table := infos.get("page_table"):
         (requests, pages), (table_pitch, _) = table.shape, table.strides
-    starts = infos.get("starts")
+    starts = infos.get(windows)
     flags = (
         (_ENDS if options.windows == "ends" else 0)
         | (_ABSOLUTE if options.index_base == "row" else 0)

@@ -152,6 +152,7 @@ def traced(
     program = Program(tuple(inputs), asked.k, asked.options, None if plan is None else encode_plan(plan))
     # Of scores of any rank, the custom call gets the matrix of their rows; other arrays as they are described.
     shapes = [call.described["lengths" if name == "ends" else name].shape for name in inputs]
+    shapes[0] = shapes[0][1:] if "indptr" in inputs else shapes[0]
     answer = _select(program, tuple(jnp.asarray(x).reshape(n) for x, n in zip(inputs.values(), shapes, strict=True)))
     answer = [array.reshape((*call.leading, *array.shape[1:])) for array in answer]
     return Selection(*map(dict(zip(_outputs_of(asked.options), answer, strict=True)).get, calls.OUTPUTS))
@@ -183,6 +184,8 @@ def _call(program: Program, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return indices, and the other outputs where the options say so."""
     scores, options = arrays[0], program.options
     rows, columns = scores.shape[0], options.columns(program.k)
+    if "indptr" in program.arrays:
+        rows = arrays[program.arrays.index("indptr")].shape[0] - 1
     results = []
     for name in _outputs_of(options):
         dtype = {"values": scores.dtype, "counts": np.int32}.get(name, np.dtype(options.index_dtype))
@@ -210,7 +213,8 @@ def _select_jvp(program: Program, primals: Any, tangents: Any) -> tuple[Any, Any
     if differs:
         given = dict(zip(program.arrays, arrays, strict=True))
         used, columns = _columns(options, given, found.get("raw", found["out"]), found["values"])
-        taken = jnp.take_along_axis(change, jnp.where(used, columns, 0), axis=1)
+        columns = jnp.where(used, columns, 0)
+        taken = change[columns] if "indptr" in given else jnp.take_along_axis(change, columns, axis=1)
         changes["values"] = jnp.where(used, taken, jnp.zeros_like(taken))
     return tuple(answer.values()), tuple(changes.values())
 
@@ -218,6 +222,8 @@ def _select_jvp(program: Program, primals: Any, tangents: Any) -> tuple[Any, Any
 def _columns(options: Options, given: Mapping[str, Any], raw: Any, values: Any) -> tuple[Any, Any]:
     """Whether the value of a slot is a score, by raw indices, and its column: of equal ones the first in the window."""
     scores, size, used = given["scores"], options.block_size, raw >= 0
+    if "indptr" in given:
+        return used, raw + jnp.clip(given["indptr"][:-1, None], 0, len(scores))
     rows, width = scores.shape
     begin = jnp.clip(given.get("starts", jnp.zeros(rows, np.int32)), 0, width)[:, None]
     shift = begin if options.index_base == "start" else 0
@@ -254,9 +260,9 @@ def _run(frame: Frame, wrap: Callable[[Buffer], Any]) -> None:
     plan = decode_plan(program.plan) if program.plan is not None else None
     options = program.options
     names = (*program.arrays, *_outputs_of(options))
-    every, batch = [*frame.arguments, *frame.results], len(frame.arguments[0].shape) - 2
-    # Rows of a batch are rows of one call, unless each part has its own live rows, table or plan.
-    if plan is not None or "num_rows" in names or "page_table" in names:
+    every, batch = [*frame.arguments, *frame.results], len(frame.arguments[0].shape) - (1 if "indptr" in names else 2)
+    # Rows of a batch are rows of one call, unless each part has its own live rows, table, segments or plan.
+    if plan is not None or not {"num_rows", "page_table", "indptr"}.isdisjoint(names):
         parts = list(zip(*(buffer.pieces(batch) for buffer in every), strict=True))
     else:
         parts = [tuple(buffer.merged(batch) for buffer in every)]

@@ -122,7 +122,7 @@ def with_values(
     scores: Any, found: Selection[Any], layout: Layout, lengths: Any, given: Mapping[str, Any], raw: bool
 ) -> Selection[Any]:
     """Answer of a call with values, of that of its positions; `given` holds its arrays of any library."""
-    own = {name: given.get(name) for name in ("starts", "tail", "positions", "block_table")}
+    own = {name: given.get(name) for name in ("starts", "indptr", "tail", "positions", "block_table")}
     own["lengths"] = given.get("ends") if lengths is None else lengths
     for name, array in own.items():
         if array is not None and not isinstance(array, torch.Tensor):
@@ -138,21 +138,25 @@ def gather(
     *,
     lengths: Any = None,
     starts: Any = None,
+    indptr: Any = None,
     tail: Any = None,
     positions: Any = None,
     block_table: Any = None,
 ) -> Any:
     """Values at raw indices, as a differentiable function of the scores.
 
-    `scores`: Tensor, shape (..., width). `raw` (Tensor of int32 or int64, shape (..., columns)): as with
-    ``raw=True``: -1 in unused slots. `lengths`, `starts`, `tail`, `positions`, `block_table` (Tensor, optional):
-    those of the call, `lengths` also for its ends. Returns Tensor of the scores' dtype, shape (..., columns): the
-    scores, bit for bit: of a block the first of its best ones, in slots of the tail the value of unused ones.
+    `scores`: Tensor, shape (..., width). `raw` (Tensor of int32 or int64, shape (..., columns)): as with ``raw=True``:
+    -1 in unused slots. `lengths`, `starts`, `indptr`, `tail`, `positions`, `block_table` (Tensor, optional): those of
+    the call, `lengths` also for its ends. Returns Tensor of the scores' dtype, shape (..., columns): the scores, bit
+    for bit: of a block the first of its best ones, in slots of the tail the value of unused ones.
     """
     width, shape = scores.shape[-1], raw.shape
     scores, raw = (x.flatten(0, -2) if x.dim() > 1 else x[None] for x in (scores, raw.long()))
     if width == 0:
         scores = torch.nn.functional.pad(scores, (0, 1))  # an unused slot too is gathered from somewhere
+    if indptr is not None:
+        found = scores[0][torch.where(raw >= 0, raw + indptr.long()[:-1, None].clamp(0, width), 0)]
+        return torch.where(raw >= 0, found, layout.unused_value)
     placed, used = positions is not None or block_table is not None, raw >= 0
     row = torch.arange(raw.shape[0], device=scores.device)
     begin = end = shift = torch.zeros_like(row)

@@ -35,7 +35,7 @@ from ksieve.core.options import Options
 from ksieve.core.selection import Selection
 from ksieve.core.table import INPUTS, OUTPUTS
 from ksieve.frontends.torch import gradients
-from ksieve.frontends.torch.select import check_fake, decode_options, run
+from ksieve.frontends.torch.select import check_fake, decode_options, leading_shape, run
 from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import encode_plan
 
@@ -162,13 +162,13 @@ def _operator(
         made = torch.ops.ksieve.select(*inputs)
         found = dict(zip(("out", *asked), made, strict=True))
         return Selection(found["out"], None, found.get("raw"), found.get("counts"))
-    index = torch.int64 if index64 else torch.int32
+    index, leading = torch.int64 if index64 else torch.int32, leading_shape(scores, arrays["indptr"])
     if out is None:
-        out = scores.new_empty((scores.shape[0], columns), dtype=index)
+        out = scores.new_empty((*leading, columns), dtype=index)
     outputs = {name: arrays[name] for name in OUTPUTS}
     for name, dtype in (("values", scores.dtype), ("raw", index), ("counts", torch.int32)):
         if name in asked and outputs[name] is None:
-            shape = (scores.shape[0],) if name == "counts" else (scores.shape[0], columns)
+            shape = leading if name == "counts" else (*leading, columns)
             outputs[name] = scores.new_empty(shape, dtype=dtype)
     torch.ops.ksieve.topk_options(*inputs, out=out, workspace=workspace, **outputs)
     return Selection(out, *[outputs[name] if name in asked else None for name in OUTPUTS])

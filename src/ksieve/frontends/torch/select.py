@@ -91,14 +91,21 @@ def run(
 def _select(*inputs: Any, **more: Any) -> list[torch.Tensor]:
     """Select into new arrays: the indices, then what the options have of raw ones and counts. There are no values."""
     given = _named(inputs, more)
-    problem.check_scores(problem.inspect(given["scores"], "scores"))
-    found = _new(given["scores"], given["k"], decode_options(given["options"]))
+    if given["indptr"] is None:
+        problem.check_scores(problem.inspect(given["scores"], "scores"))
+    found = _new(given, decode_options(given["options"]))
     _topk_options(**given, **found)
     return list(found.values())
 
 
-def _new(scores: torch.Tensor, k: int, asked: Options) -> dict[str, torch.Tensor]:
-    shape = (*scores.shape[:-1], asked.columns(k))
+def leading_shape(scores: torch.Tensor, indptr: torch.Tensor | None) -> tuple[int, ...]:
+    """Leading shape of a call."""
+    return scores.shape[:-1] if indptr is None else (indptr.shape[0] - 1,)
+
+
+def _new(given: Mapping[str, Any], asked: Options) -> dict[str, torch.Tensor]:
+    scores = given["scores"]
+    shape = (*leading_shape(scores, given["indptr"]), asked.columns(given["k"]))
     made = {name: scores.new_empty(shape, dtype=INDICES[asked.index_dtype]) for name in ("out", *["raw"] * asked.raw)}
     return made | ({"counts": scores.new_empty(shape[:-1], dtype=torch.int32)} if asked.counts else {})
 
@@ -107,13 +114,13 @@ def _vmapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[list[tor
     """Select every element of a batch: as rows of one selection, or one after another.
 
     Rows can be appended where scores and one entry for each row are all that is given. A plan, which is made for a
-    number of rows, a page table and `num_rows` belong to each element of its own.
+    number of rows, a page table, bounds of segments and `num_rows` belong to each element of its own.
     """
     batch = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(given, in_dims, strict=True)]
     single = [i for i, dim in enumerate(in_dims) if dim is None]
     by_name = dict(zip(_NAMES, batch, strict=False))
     scores = batch[0]
-    if 0 in single or any(by_name.get(name) is not None for name in ("num_rows", "page_table", "plan")):
+    if 0 in single or any(by_name.get(name) is not None for name in ("num_rows", "page_table", "indptr", "plan")):
         elements = [[x if i in single else x[n] for i, x in enumerate(batch)] for n in range(info.batch_size)]
         every = [torch.ops.ksieve.select(dense(element[0]), *element[1:]) for element in elements]
         return [torch.stack(found) for found in zip(*every, strict=True)], [0] * len(every[0])
@@ -132,11 +139,11 @@ def dense(scores: torch.Tensor) -> torch.Tensor:
     return scores if scores.stride(-1) == 1 and apart else scores.contiguous()
 
 
-def check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> None:
+def check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int, dimensions: int = 2) -> None:
     """Raise while tracing the errors of a run that dtypes and dimensions already determine."""
-    if scores.dim() != 2 or scores.dtype not in SCORES:
+    if scores.dim() != dimensions or scores.dtype not in SCORES:
         got = f"{scores.dtype} of {scores.dim()} dimension(s)"
-        raise ArgumentError("scores", got, "a matrix of float32, float16 or bfloat16")
+        raise ArgumentError("scores", got, f"float32, float16 or bfloat16 of {dimensions} dimension(s)")
     if lengths is not None and (lengths.dim() != 1 or lengths.dtype != torch.int32):
         got = f"{lengths.dtype} of {lengths.dim()} dimension(s)"
         raise ArgumentError("lengths", got, "an int32 vector, such as lengths.to(torch.int32)")
@@ -146,10 +153,11 @@ def check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> No
 
 def _checked(given: Mapping[str, Any]) -> Options:
     """Check the inputs of a call with options as `check_fake` does, and return the options."""
-    check_fake(given["scores"], given["lengths"], given["k"])
+    check_fake(given["scores"], given["lengths"], given["k"], 2 if given["indptr"] is None else 1)
     for name in (*_NAMES[5:], "counts"):
         array, dimensions = given.get(name), 2 if name in _MATRICES else 1
-        if array is not None and (array.dim() != dimensions or array.dtype != torch.int32):
+        wide = name == "indptr" and array is not None and array.dtype == torch.int64
+        if array is not None and (array.dim() != dimensions or not (wide or array.dtype == torch.int32)):
             got, takes = f"{array.dtype} of {array.dim()} dimension(s)", f"int32 of {dimensions} dimension(s)"
             raise ArgumentError("k" if name == "ks" else name, got, takes)
     return decode_options(given["options"])
@@ -166,7 +174,7 @@ def _fake_topk_options(*inputs: Any, **outputs: Any) -> None:
 
 def _fake_select(*inputs: Any, **more: Any) -> list[torch.Tensor]:
     given = _named(inputs, more)
-    return list(_new(given["scores"], given["k"], _checked(given)).values())
+    return list(_new(given, _checked(given)).values())
 
 
 torch.library.impl("ksieve::topk_options", ("cpu", "cuda"), _topk_options)

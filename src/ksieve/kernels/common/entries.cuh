@@ -29,15 +29,21 @@ template <class AnyRow> __device__ __forceinline__ AnyRow part_of(AnyRow row, in
 template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(const Params& p, int id) {
   const auto& o = p.options;
   const int live = p.num_rows ? min(max(*p.num_rows, 0), p.rows) : p.rows;
-  const int start = window_start(p, id);
+  const auto start = window_start(p, id);
   const int hidden = kTail && !kBlockRows ? 0 : hidden_of(p, id); // with a tail it is positions that differ by one
   const int valid = max(p.lengths ? length_entry(p, id / o.next_n) : p.width, hidden) - hidden;
   const bool ends = p.lengths == nullptr || o.flags & kEnds;
-  int length = ends ? min(max(valid, start), p.width) - start : min(valid, p.width - start);
+  int length;
+  if constexpr (kSegments) {
+    length = segment_length(p, id, start);
+  } else {
+    const int first = static_cast<int>(start);
+    length = ends ? min(max(valid, first), p.width) - first : min(valid, p.width - first);
+  }
   const int most = p.k + kForcedInside;
   const int own =
       (o.row_k ? min(max(o.row_k[KSIEVE_INDEX_AT(p, kRowK, id)], 0), most) : most) + (kForced - kForcedInside);
-  const int base = o.flags & kAbsolute ? start : 0;
+  const int base = !kSegments && o.flags & kAbsolute ? start : 0;
   Entries<AnyRow> all = {};
   all.row.id = id;
   all.row.slots = own;
@@ -47,15 +53,14 @@ template <class AnyRow> __device__ __forceinline__ Entries<AnyRow> load_entries(
     if (kTail) length = min(length, max(tail_length(p, id) - base, 0));
     all.row.base = base / kBlockSize;
     all.row.length = !length ? 0 : kTail ? (cut + length) / kBlockSize : (cut + length - 1) / kBlockSize + 1;
-    all.row.from =
-        static_cast<const unsigned char*>(p.scores) + (KSIEVE_ROW_AT(p, kScores, id, p.pitch) + start - cut) * kBytes;
+    all.row.from = static_cast<const unsigned char*>(p.scores) + (KSIEVE_SCORES_AT(p, id) + start - cut) * kBytes;
     all.row.low = cut;
     all.row.high = cut + length;
   } else {
     if (kTail && !kPositions) length = min(length, max(tail_length(p, id) / o.expand - base, 0));
     all.row.base = base;
     all.row.length = length;
-    all.row.scores = static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch) + start;
+    all.row.scores = static_cast<const Score*>(p.scores) + KSIEVE_SCORES_AT(p, id) + start;
   }
   if (id >= live || own == 0) all.row.length = 0;
   all.before = min(kForceFirst, all.row.length);

@@ -43,3 +43,11 @@ constexpr int kLeadingBytes = 0;
 // Where the number of a row, or of a request, lies in an array of one for each.
 #define KSIEVE_INDEX_AT(p, array, row) (row)
 #endif
+// Where a row of scores begins, and behind which column there are none. Segments share one row of `pitch` scores.
+#if KSIEVE_SEGMENTS
+#define KSIEVE_SCORES_AT(p, row) 0
+#define KSIEVE_COLUMNS_OF(p) ((p).pitch)
+#else
+#define KSIEVE_SCORES_AT(p, row) KSIEVE_ROW_AT(p, kScores, row, (p).pitch)
+#define KSIEVE_COLUMNS_OF(p) ((p).width)
+#endif

@@ -46,12 +46,18 @@ __device__ __forceinline__ Row present_part(Row row) {
   return row;
 }
 
-__device__ __forceinline__ int window_start(const Params& p, int id) {
+using Column = Choose<kSegments, i64, int>::Type; // of a row of scores
+__device__ __forceinline__ Column window_start(const Params& p, int id) {
   const auto& o = p.options;
   if (!o.starts) return 0;
   const i64 start = o.flags & kWideStarts ? reinterpret_cast<const i64*>(o.starts)[KSIEVE_INDEX_AT(p, kStarts, id)]
                                           : o.starts[KSIEVE_INDEX_AT(p, kStarts, id)];
-  return static_cast<int>(min(max(start, i64{0}), static_cast<i64>(p.width)));
+  return static_cast<Column>(min(max(start, i64{0}), static_cast<i64>(KSIEVE_COLUMNS_OF(p))));
+}
+
+// Returns the length of a segment from its start on, clamped to [0, width].
+__device__ __forceinline__ int segment_length(const Params& p, int id, i64 start) {
+  return static_cast<int>(min(max(window_start(p, id + 1) - start, i64{0}), static_cast<i64>(p.width)));
 }
 
 // Returns the live row count as the caller gives it; row_of clamps it.
@@ -80,8 +86,7 @@ __device__ __forceinline__ int tail_length(const Params& p, int id) {
 // Returns a row from its length and the live row count, both as the caller gives them: they are clamped here.
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length, int live) {
   const bool alive = id < min(max(live, 0), p.rows);
-  return {static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch), id,
-          alive ? min(max(length, 0), p.width) : 0};
+  return {static_cast<const Score*>(p.scores) + KSIEVE_SCORES_AT(p, id), id, alive ? min(max(length, 0), p.width) : 0};
 }
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {
   return row_of(p, id, length, live_rows(p));
@@ -100,7 +105,7 @@ __device__ __forceinline__ Row load_row(const Params& p, int id) {
 
 // Returns a row at its full width, for loads before its length is known. Not for windows.
 __device__ __forceinline__ Row widest_row(const Params& p, int id) {
-  return {static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch), id, p.width};
+  return {static_cast<const Score*>(p.scores) + KSIEVE_SCORES_AT(p, id), id, p.width};
 }
 
 using Raw = Words; // 16 bytes of scores

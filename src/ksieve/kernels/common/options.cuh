@@ -15,6 +15,7 @@ __device__ constexpr int number_in(const char* text) {
 #define KSIEVE_OPTIONS (KSIEVE_WINDOWS || KSIEVE_EPILOGUE || KSIEVE_TIES || KSIEVE_SLOTS)
 
 constexpr bool kWindows = KSIEVE_OPTION(KSIEVE_WINDOWS);   // rows have windows, shared lengths, or a k of their own
+constexpr bool kSegments = KSIEVE_OPTION(KSIEVE_SEGMENTS); // rows are segments of one flat array
 constexpr bool kEpilogue = KSIEVE_OPTION(KSIEVE_EPILOGUE); // slots are sorted, transformed or given values
 constexpr bool kTies = KSIEVE_OPTION(KSIEVE_TIES);         // ties at the k-th score are broken by position
 constexpr bool kOverlap = KSIEVE_OPTION(KSIEVE_OVERLAP);   // starts while the previous kernel drains
@@ -49,6 +50,7 @@ static_assert(!kTail || (kWindows && kExpand), "a length in positions bounds the
 // A plain call passes none: the compiler then knows every value, which is that of its initialiser.
 struct Options {
   const int* starts = nullptr;     // (rows,) first score of each row's window, clamped; 64-bit with kWideStarts
+                                   // with kSegments (rows + 1,): of each segment, and the end of the last one
   const int* row_k = nullptr;      // (rows,) slots of each row, clamped to [0, k]; null: k
   const int* page_table = nullptr; // (requests, max_pages) page numbers, page_pitch apart; with kPaged
   const int* request_of = nullptr; // (rows,) each row's request in the page table; null: row / next_n

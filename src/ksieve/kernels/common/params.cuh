@@ -24,7 +24,7 @@ struct Params {
   const void* scores;  // (rows, width) scores, `pitch` apart
   const int* lengths;  // (rows,) valid prefix of each row, clamped; 64-bit with kLongLengths; null: every row is full
   const int* num_rows; // live row count, clamped here; null: all rows
-  i64 pitch;           // elements
+  i64 pitch;           // elements; with kSegments those of the flat array
   int rows;
   int width;
   int k;

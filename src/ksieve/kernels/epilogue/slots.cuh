@@ -139,7 +139,7 @@ struct SlotWriter {
   __device__ __forceinline__ u32 read_bits(int position) const {
     const u32 at = static_cast<u32>(position - kept.begin);
     if (at < kept.count) return bits_of(kept.scores[at]);
-    const Score* end = static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch) + p.width;
+    const Score* end = static_cast<const Score*>(p.scores) + KSIEVE_SCORES_AT(p, id) + KSIEVE_COLUMNS_OF(p);
     return scores + position < end ? bits_of(scores[position]) : kUnusedBits;
   }
 

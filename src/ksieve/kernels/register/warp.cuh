@@ -8,12 +8,11 @@
 // of fewer than k numbers takes all of them, and then others.
 #pragma once
 #include "epilogue/epilogue.cuh"
+#include "length_bins.cuh"
 
 constexpr int kLanes = 32;
-constexpr int kLaneVectors = kMaxResident / kWarpStep;
-constexpr int kLaneScores = kLaneVectors * kVector;
-static_assert(kInRegisters && kLaneVectors * kWarpStep == kMaxResident && kLaneScores <= 64, "marks fit");
-using Marks = Choose<(kLaneScores > 32), u64, u32>::Type; // a bit for each of the lane's scores
+constexpr int kLaneVectors = kMaxResident / kWarpStep; // vectors of a lane, for the longest row
+static_assert(kInRegisters && kLaneVectors * kWarpStep == kMaxResident && kLaneVectors * kVector <= 64, "marks fit");
 static_assert(kOrder == Order::kAny && !kTies && !kStats, "the planner takes another family");
 
 // Lanes whose best score reaches the first cutoff, at most, unless k is larger: so many that the scores which reach it
@@ -37,26 +36,58 @@ static_assert(kWarps * sizeof(WarpList) <= kSharedCapacity * sizeof(u64), "plann
 
 // The lane's scores of a row, in vectors that are aligned: the first may begin before the row, and has the row's last
 // scores in the place of those if the others have no room for them. Where no score is, there is NaN.
-struct LaneScores {
-  Raw raw[kLaneVectors];
+template <int kVectors> struct LaneScores {
+  static constexpr int kScores = kVectors * kVector, kRoom = kVectors * kWarpStep; // of the lane, of the warp
+  using Marks = typename Choose<(kScores > 32), u64, u32>::Type; // a bit for each of the lane's scores
+
+  Raw raw[kVectors];
   int first; // position of the lane's first score
 
-  __device__ __forceinline__ LaneScores(const Row& row, int lane) : raw() {
+  __device__ __forceinline__ LaneScores(const Params& p, const Row& row, int lane) : raw() {
     const int misaligned = static_cast<int>(reinterpret_cast<u64>(row.scores) / sizeof(Score) % kVector);
     first = lane * kVector - misaligned;
+    if constexpr (kSegments) {
+      load_rounded(p, row, misaligned);
+      return;
+    }
 #pragma unroll
-    for (int v = 0; v < kLaneVectors; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       raw[v] = {kNothing, kNothing, kNothing, kNothing};
       if (whole(v, row.length)) raw[v] = ranked_words(load_once(row.scores + first + v * kWarpStep));
     }
     if (!unlikely(misaligned != 0 || row.length % kVector != 0)) return;
 #pragma unroll
-    for (int v = 0; v < kLaneVectors; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       if (whole(v, row.length) || first + v * kWarpStep >= row.length) continue;
 #pragma unroll
       for (int at = v * kVector; at < (v + 1) * kVector; ++at)
         if (position(at) < row.length) put(raw[v], at % kVector, row.scores[position(at)]);
     }
+  }
+
+  // Loads a segment as vectors that may have scores of its neighbours, which are replaced.
+  __device__ __forceinline__ void load_rounded(const Params& p, const Row& row, int misaligned) {
+    const Score* flat = static_cast<const Score*>(p.scores);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      raw[v] = {kNothing, kNothing, kNothing, kNothing};
+      const int begin = first + v * kWarpStep;
+      if (begin >= row.length) continue;
+      const Score* from = row.scores + begin;
+      const bool inside = from >= flat && from + kVector <= flat + p.pitch;
+      if (inside) raw[v] = ranked_words(load_once(from));
+      if (inside && whole(v, row.length)) continue;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const bool own = static_cast<u32>(begin + i) < static_cast<u32>(row.length);
+        if (own && !inside) put(raw[v], i, row.scores[begin + i]);
+        if (!own) put_word(raw[v], i, kNothing);
+      }
+    }
+    if (!unlikely(row.length + misaligned > kRoom)) return;
+#pragma unroll
+    for (int at = 0; at < kVector; ++at)
+      if (along(at) < 0 && position(at) < row.length) put(raw[0], at, row.scores[position(at)]);
   }
 
   // Returns whether all of a vector is in a row.
@@ -69,12 +100,12 @@ struct LaneScores {
   __device__ __forceinline__ int along(u32 at) const {
     return first + static_cast<int>(at + at / kVector * (kWarpStep - kVector));
   }
-  __device__ __forceinline__ static int wrapped(int along) { return along < 0 ? along + kMaxResident : along; }
+  __device__ __forceinline__ static int wrapped(int along) { return along < 0 ? along + kRoom : along; }
 
   __device__ __forceinline__ float best() const {
     float found = score_of_key(kMinusInfinityKey);
 #pragma unroll
-    for (int at = 0; at < kLaneScores; ++at)
+    for (int at = 0; at < kScores; ++at)
       found = fmaxf(found, unpack_ranked(raw[at / kVector], at % kVector)); // the number, if one of them is NaN
     return found;
   }
@@ -83,7 +114,7 @@ struct LaneScores {
   __device__ __forceinline__ Marks reaching(float cutoff) const {
     float sums[4] = {kEmptySum, kEmptySum, kEmptySum, kEmptySum};
 #pragma unroll
-    for (int v = 0; v < kLaneVectors; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       Raw some = raw[v];
       if (kVector == 8) KSIEVE_AWAIT_WORDS(some); // otherwise two registers for each word are kept
 #pragma unroll
@@ -95,7 +126,7 @@ struct LaneScores {
       return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x5410);
     };
     const u32 low = joined(sums[0], sums[1]);
-    if constexpr (kLaneScores <= 32) {
+    if constexpr (kScores <= 32) {
       return low;
     } else {
       return static_cast<u64>(joined(sums[2], sums[3])) << 32 | low;
@@ -106,7 +137,7 @@ struct LaneScores {
   __device__ __forceinline__ Marks all(int length) const {
     Marks marks = 0;
 #pragma unroll 1
-    for (int at = 0; at < kLaneScores; ++at)
+    for (int at = 0; at < kScores; ++at)
       if (position(at) < length) marks |= Marks{1} << at;
     return marks;
   }
@@ -115,9 +146,16 @@ private:
   static constexpr u32 kNothing = 0x7fff7fff; // NaN, once or twice
   __device__ __forceinline__ static void put(Raw& to, int i, Score score) {
     if constexpr (kDtype == Dtype::kFloat32) {
-      to.word[i] = ranked_word(__float_as_uint(score));
+      put_word(to, i, ranked_word(__float_as_uint(score)));
     } else {
-      to.word[i / 2] = __byte_perm(to.word[i / 2], ranked_word(score), i % 2 ? 0x5410 : 0x3254);
+      put_word(to, i, ranked_word(score));
+    }
+  }
+  __device__ __forceinline__ static void put_word(Raw& to, int i, u32 word) {
+    if constexpr (kDtype == Dtype::kFloat32) {
+      to.word[i] = word;
+    } else {
+      to.word[i / 2] = __byte_perm(to.word[i / 2], word, i % 2 ? 0x5410 : 0x3254);
     }
   }
 };
@@ -134,22 +172,22 @@ __device__ __forceinline__ u32 take_bit(u64& marks) {
 }
 
 // Scores of a warp that reach a cutoff: the lane's marks, and how many they are in all lanes.
-struct Reached {
+template <class Marks> struct Reached {
   Marks marks;
   int count;
 };
 
 // What is known of the k-th score's key: `better` reach the last key in front of the range, and are fewer than k;
 // `within` reach its worst key.
-struct KthBracket {
+template <class Marks> struct KthBracket {
   KeyRange keys;
-  Reached better;
-  Reached within;
+  Reached<Marks> better;
+  Reached<Marks> within;
 
   // Halves the range, by what reaches its middle.
   template <class Reach> __device__ __forceinline__ void halve(int k, Reach reach) {
     const u32 middle = (keys.best + (keys.worst - keys.best) / 2) | kLowKeyBits;
-    const Reached found = reach(middle);
+    const Reached<Marks> found = reach(middle);
     if (found.count < k) {
       keys.best = middle + 1;
       better = found;
@@ -163,22 +201,25 @@ struct KthBracket {
 
 // Returns a bracket of the k-th score, with hardly more than kLanes scores that are within and not better, unless these
 // are equal.
-__device__ __forceinline__ KthBracket bracket_of(const LaneScores& mine, int k) {
+template <int kVectors, class Marks = typename LaneScores<kVectors>::Marks>
+__device__ __forceinline__ KthBracket<Marks> bracket_of(const LaneScores<kVectors>& mine, int k) {
   const u32 key = number_key(mine.best());
   const auto reaching = [&](u32 cutoff) {
     const Marks marks = mine.reaching(score_of_key(cutoff));
-    return Reached{marks, static_cast<int>(__reduce_add_sync(kFullWarp, count_of(marks)))};
+    return Reached<Marks>{marks, static_cast<int>(__reduce_add_sync(kFullWarp, count_of(marks)))};
   };
-  const auto lanes_reaching = [&](u32 cutoff) { return Reached{0, __popc(__ballot_sync(kFullWarp, key <= cutoff))}; };
+  const auto lanes_reaching = [&](u32 cutoff) {
+    return Reached<Marks>{0, __popc(__ballot_sync(kFullWarp, key <= cutoff))};
+  };
   const KeyRange bests = {__reduce_min_sync(kFullWarp, key) & ~kLowKeyBits, __reduce_max_sync(kFullWarp, key)};
-  KthBracket found = {bests, {0, 0}, {0, kLanes}};
+  KthBracket<Marks> found = {bests, {0, 0}, {0, kLanes}};
   if (k <= kLanes) {
     const int most = max(k, kMostBest);
 #pragma unroll 1
     while (found.within.count > most && found.divisible())
       found.halve(k, lanes_reaching);
   }
-  const Reached first = reaching(found.keys.worst);
+  const Reached<Marks> first = reaching(found.keys.worst);
   found.keys.best = bests.best;
   found.better = {0, 0};
   found.within = first;
@@ -214,12 +255,16 @@ __device__ __forceinline__ bool rank_listed(WarpList& list, const Row& row, int 
 }
 
 // Selects a row of more than k scores. Call by a warp.
-template <class Shown>
-__device__ __forceinline__ void select_narrow(int* out, const Row& row, int k, int lane, Shown shown) {
-  const LaneScores mine(row, lane);
-  const KthBracket found = bracket_of(mine, k);
-  Reached sure = found.better;
-  Reached others = {found.within.marks & ~sure.marks, found.within.count - sure.count};
+template <int kVectors, class Shown>
+__device__ __forceinline__ void select_narrow(const Params& p, int* out, const Row& row, int k, int lane, Shown shown) {
+  // Segments differ more than rows do: fewer vectors take fewer instructions.
+  if constexpr (kSegments && kVectors > 1)
+    if (row.length <= kVectors / 2 * kWarpStep) return select_narrow<kVectors / 2>(p, out, row, k, lane, shown);
+  using Lane = LaneScores<kVectors>;
+  const Lane mine(p, row, lane);
+  const auto found = bracket_of(mine, k);
+  auto sure = found.better;
+  decltype(sure) others = {found.within.marks & ~sure.marks, found.within.count - sure.count};
   if (found.within.count <= k) {
     sure = found.within;
     others = {0, 0};
@@ -242,7 +287,7 @@ __device__ __forceinline__ void select_narrow(int* out, const Row& row, int k, i
   while (others.marks)
     list.along[number++] = mine.along(take_bit(others.marks));
   __syncwarp(); // every position is listed
-  const int position = LaneScores::wrapped(list.along[lane]);
+  const int position = Lane::wrapped(list.along[lane]);
   const bool chosen = rank_listed(list, row, position, others.count, k - sure.count, lane);
   slot = sure.count + __popc(__ballot_sync(kFullWarp, chosen) & lanes_below());
   if (chosen && slot < k) out[slot] = shown(position);
@@ -256,11 +301,59 @@ __device__ __forceinline__ void write_all(int* out, int length, int slots, int l
     out[i] = i < length ? shown(i) : -1;
 }
 
+// Selects a row, and completes it. Call by a warp.
+template <class Before>
+__device__ __forceinline__ void select_any(const Params& p, const Row& row, int lane, Before before_last) {
+  const int k = slots_of(p, row);
+  int* out = row_output(p, row.id);
+  const auto shown = [&](int position) { return kWindows && !kEpilogue ? position + row.base : position; };
+  if (row.length <= k) {
+    write_all(out, row.length, written_slots(p, row.length, p.k), lane, shown);
+  } else {
+    select_narrow<kLaneVectors>(p, out, row, k, lane, shown);
+  }
+  before_last();
+  __syncwarp(); // the slots are written, and the list is read
+  run_epilogue<kLanes>(p, row.id, nullptr);
+}
+
+// Selects the segments of a warp: up to kLanes neighbours at a time, whose bounds lanes load together. Those that are
+// too long for it are listed for the next launch.
+template <class AnyRow>
+__device__ __forceinline__ void select_segments(const Params& p, u32 warp, u32 warps, int lane) {
+  const u32 each = min((p.rows + warps - 1) / warps, u32{kLanes});
+#pragma unroll 1
+  for (u32 first = warp * each; first < p.rows; first += warps * each) {
+    const bool one = lane < each && first + lane < p.rows;
+    const AnyRow mine = load_row(p, one ? first + lane : first);
+    const u32 longer = kPassesOn ? __ballot_sync(kFullWarp, one && mine.length > kMaxResident) : 0;
+    u32 rest = __ballot_sync(kFullWarp, one) & ~longer;
+    if (longer) {
+      int number = 0;
+      if (lane == 0) number = list_rows(p, __popc(longer));
+      number = __shfl_sync(kFullWarp, number, 0) + __popc(longer & lanes_below());
+      if (longer >> lane & 1) *binned_row(p, number, kLengthBin) = {mine.id, mine.length};
+    }
+#pragma unroll 1
+    while (rest) {
+      const u32 from = take_bit(rest);
+      AnyRow row = mine;
+      row.scores = reinterpret_cast<const Score*>(__shfl_sync(kFullWarp, reinterpret_cast<u64>(mine.scores), from));
+      row.length = __shfl_sync(kFullWarp, mine.length, from);
+      row.id = first + from;
+      row.slots = __shfl_sync(kFullWarp, mine.slots, from);
+      select_any(p, row, lane, [] {});
+    }
+  }
+  release_dependents();
+}
+
 // Selects the rows of a warp.
 __device__ __forceinline__ void select_narrow_rows(const Params& p) {
   const int lane = threadIdx.x % kLanes;
   const u32 warp = __shfl_sync(kFullWarp, threadIdx.x / kLanes, 0); // the compiler then knows that all lanes agree
   const u32 warps = gridDim.x * kWarps;
+  if constexpr (kSegments) return select_segments<Row>(p, blockIdx.x * kWarps + warp, warps, lane);
   const int live = kWindows ? 0 : live_rows(p);
 #pragma unroll 1
   for (u32 number = blockIdx.x * kWarps + warp; number < p.rows; number += warps) {
@@ -271,16 +364,8 @@ __device__ __forceinline__ void select_narrow_rows(const Params& p) {
         return row_of(p, number, length_of(p, number), live);
       }
     }();
-    const int k = slots_of(p, row);
-    int* out = row_output(p, row.id);
-    const auto shown = [&](int position) { return kWindows && !kEpilogue ? position + row.base : position; };
-    if (row.length <= k) {
-      write_all(out, row.length, written_slots(p, row.length, p.k), lane, shown);
-    } else {
-      select_narrow(out, row, k, lane, shown);
-    }
-    if (number + warps >= p.rows) release_dependents();
-    __syncwarp(); // the slots are written, and the list is read
-    run_epilogue<kLanes>(p, row.id, nullptr);
+    select_any(p, row, lane, [&] {
+      if (number + warps >= p.rows) release_dependents();
+    });
   }
 }

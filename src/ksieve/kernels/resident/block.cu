@@ -18,13 +18,20 @@ static_assert(!kBlockRows || (kFits && kMaxResident == kTile && kOverflowVectors
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_resident_block(const __grid_constant__ Params p) {
   wait_for_inputs();
-  if (kBinned && blockIdx.x >= rows_of(p)) return;
+  if (kBinned && blockIdx.x >= rows_of(p)) {
+    if (kPassesOn && threadIdx.x == 0) leave_queue(p);
+    return;
+  }
   if constexpr (kBlockRows) {
     select_block_rows<Row>(p);
   } else {
     if constexpr (kFits && kPositions) return select_positioned_rows(p);
-    if constexpr (kFits)
-      if (!select_resident_rows(p)) return;
-    select_others(p);
+    bool others = true;
+    if constexpr (kFits) others = select_resident_rows(p);
+    if (others) select_others(p);
+    if constexpr (kPassesOn) {
+      __syncthreads(); // no thread reads the number of rows any more
+      if (threadIdx.x == 0) leave_queue(p);
+    }
   }
 }

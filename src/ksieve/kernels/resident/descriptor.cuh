@@ -112,14 +112,15 @@ __device__ __forceinline__ int limit_of(const Params& p) { return kWindows ? 0 :
 
 // Returns the body of a window, rounded outwards where the ring has room for it.
 __device__ __forceinline__ Body rounded_body(const Params& p, const Row& row) {
-  const i64 column = row.scores - (static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, row.id, p.pitch));
+  const i64 column = row.scores - (static_cast<const Score*>(p.scores) + KSIEVE_SCORES_AT(p, row.id));
   const int misaligned = static_cast<int>(reinterpret_cast<u64>(row.scores) / sizeof(Score) % kVector);
   Body body = body_of(row.scores, 0, row.length);
   if (misaligned <= column && row.length + misaligned <= kTile) {
     body.begin = -misaligned;
     body.end = body.begin + (row.length + misaligned) / kVector * kVector;
   }
-  if (body.end < row.length && body.end + kVector <= p.width - column && body.end + kVector - body.begin <= kTile)
+  if (body.end < row.length && body.end + kVector <= KSIEVE_COLUMNS_OF(p) - column &&
+      body.end + kVector - body.begin <= kTile)
     body.end += kVector;
   return body;
 }

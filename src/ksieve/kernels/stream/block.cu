@@ -16,7 +16,8 @@ __device__ __forceinline__ void stagger_start(const Params& p, int rows) {
   constexpr i64 kMost = 50'000;
   if (!kSampled || rows <= static_cast<int>(gridDim.x) || blockIdx.x < gridDim.x / 2) return;
   i64 begin = clock64();
-  i64 late = min(p.width * static_cast<i64>(sizeof(Score)) / 1024 * kClocks, kMost);
+  const i64 width = kSegments ? p.pitch / rows : p.width;
+  i64 late = min(width * static_cast<i64>(sizeof(Score)) / 1024 * kClocks, kMost);
   while (clock64() - begin < late)
     __nanosleep(100);
 }

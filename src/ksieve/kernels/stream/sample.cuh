@@ -232,11 +232,15 @@ constexpr bool kLines = kGroup * sizeof(Score) >= 128;
 // Prefetches another row's view from its `from`-th score on, assuming that the row is about as long as this one: this
 // row's remaining work hides the latency.
 __device__ __forceinline__ void prefetch_view(const Params& p, int id, int length, int from = 0) {
-  const Score* scores = static_cast<const Score*>(p.scores) + KSIEVE_ROW_AT(p, kScores, id, p.pitch);
+  const Score* scores = static_cast<const Score*>(p.scores) + KSIEVE_SCORES_AT(p, id);
   if constexpr (kWindows) {
-    int start = window_start(p, id);
+    const auto start = window_start(p, id);
     scores += start;
-    length = min(length, p.width - start);
+    if constexpr (kSegments) {
+      length = min(length, segment_length(p, id, start));
+    } else {
+      length = min(length, p.width - static_cast<int>(start));
+    }
   }
   int groups = view_scores(id, min(length, p.width)) / kGroup;
   for (int group = from / kGroup + threadIdx.x; group < groups; group += kThreads)

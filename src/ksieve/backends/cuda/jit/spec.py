@@ -120,6 +120,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None, lea
         **({"KSIEVE_OVERFLOW_VECTORS": plan.overflow_vectors} if plan.overflow_vectors else {}),
         **({"KSIEVE_REGISTERS": 1} if plan.family in IN_REGISTERS else {}),
         **({"KSIEVE_MAILBOX_BYTES": memory.mailbox_bytes(plan.splits)} if cooperative(plan) else {}),
+        **({"KSIEVE_PASSES_ON": 1} if plan.passes_on else {}),
         **({"KSIEVE_BINNED": 1, "KSIEVE_LENGTH_BIN": plan.bin} if plan.bin is not None else {}),
         **({"KSIEVE_LEADING": 1} if leading else {}),
     }
@@ -148,6 +149,7 @@ def compiled_options(options: Options) -> dict[str, int]:
             or options.forced > 0
             or options.tail
         ),
+        "KSIEVE_SEGMENTS": int(options.windows == "segments"),
         "KSIEVE_EPILOGUE": int(options.rewritten),
         "KSIEVE_VALUES": int(options.values),
         "KSIEVE_ORDER": ("any", "value", "index").index(options.order),

@@ -78,6 +78,9 @@ _REMEDIES = {
 }
 """Remedies of driver errors, by code (CUresult)."""
 
+_FIRST = ("length_bins", "register_warp")
+"""Families of the first of several launches, whose predecessor is the caller's."""
+
 _functions: dict[tuple[int, KernelSpec], int] = {}
 _loading = threading.Lock()
 
@@ -247,7 +250,7 @@ class Launcher(Kernel):
         attributes = [(_CLUSTER_DIMENSION, plan.splits, 1, 1)] if plan.family == "resident_cluster" else []
         if cooperative(plan):
             attributes.append((_COOPERATIVE, 1, 0, 0))
-        if overlaps(plan) and (plan.family != "length_bins" or plan.problem.options.overlap):
+        if overlaps(plan) and (plan.family not in _FIRST or plan.problem.options.overlap):
             attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
         self.extended, self.with_slots = extended(plan), with_slots(plan)
         self._patch = _PATCH_SLOTS if self.with_slots else _PATCH_OPTIONS if self.extended else _PATCH
