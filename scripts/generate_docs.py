@@ -95,8 +95,8 @@ def _default(option: Any) -> str:
 
 
 _SHAPES = {
-    "rows": "(rows)", "bounds": "(rows + 1)", "requests": "(rows / next_n)", "table": "(requests, pages)", "scores": "(rows, width)",
-    "parts": "(rows, n)", "slots": "shape of the indices",
+    "rows": "(rows)", "bounds": "(rows + 1)", "requests": "(rows / next_n)", "table": "(requests, pages)",
+    "scores": "(rows, width)", "parts": "(rows, n)", "slots": "shape of the indices",
 }  # fmt: skip
 _DTYPES = {"": "dtype of the scores", "index": "dtype of the indices"}
 
