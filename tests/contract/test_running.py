@@ -196,6 +196,9 @@ WRONG = {
     "starts alone": (
         lambda r: r.push(np.zeros((3, 4), np.float32), 0, bounds=ksieve.RowBounds(np.zeros(3, np.int32))), "ends: got"
     ),
+    "segments": (
+        lambda r: r.push(np.zeros((3, 4), np.float32), 0, bounds=ksieve.Segments(np.zeros(4, np.int32))), "bounds: got"
+    ),
     "an option of the selection": (lambda r: r.finish(largest=False), "largest: got False; takes only"),
 }  # fmt: skip
 

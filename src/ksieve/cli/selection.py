@@ -53,8 +53,11 @@ TensorName = Annotated[
     option("--tensor", "NAME", 'Tensor of scores, if SCORES holds several. Default: "scores", or the only matrix.'),
 ]
 
+_BOUNDS = ("RowBounds", "Segments")
+"""Groups that `select` does not take: its rows begin with the matrix, and a file is one."""
 
-@of_table(lambda each: each.name == "lengths" or (each.judged and each.where != "RowBounds" and not each.shape))
+
+@of_table(lambda each: each.name == "lengths" or (each.judged and each.where not in _BOUNDS and not each.shape))
 def select(
     scores: ScorePath,
     k: StoredK = None,
@@ -167,7 +170,7 @@ def print_stats(stats: Stats, valid: NDArray[np.int64]) -> None:
     terminal.table(("route", "rows", "share", "row scans"), rows)
 
 
-@of_table(lambda each: each.judged)
+@of_table(lambda each: each.judged and each.where != "Segments")
 def verify(
     scores: ScorePath,
     indices: Annotated[

@@ -143,6 +143,8 @@ _OF_CALL = ("local_lengths", "plan", "num_rows", *_BOUNDS, "next_n", *_PAGES)
 def _flat(bounds: Any, transform: Any) -> dict[str, Any]:
     """Members of the groups of a call."""
     found = flat({"bounds": bounds}) | dict(zip(_PAGES, members_of(transform), strict=True))
+    if "indptr" in found:
+        raise ArgumentError("bounds", "Segments", "ksieve.RowBounds(...): shards are columns of a matrix")
     if (base := found.pop("index_base", "row")) != "row":
         raise ArgumentError("index_base", shown(base), "'row' in bounds: index_base= of the call itself says more")
     return found

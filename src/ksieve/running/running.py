@@ -169,7 +169,7 @@ class Running:
         best, info = self._best, self.check_tile(tile, "tile", 1, self.max_tile)
         first, width = self._check_columns(first_column, info.shape[1])
         windows = flat({"lengths": lengths, "bounds": bounds})
-        if windows.pop("next_n", 1) != 1 or windows.pop("index_base", "row") != "row":
+        if "indptr" in windows or windows.pop("next_n", 1) != 1 or windows.pop("index_base", "row") != "row":
             raise ArgumentError("bounds", shown(bounds), "ksieve.RowBounds(starts, ends) of each row")
         if bounds is not None and lengths is not None:
             raise ArgumentError("lengths", "an array with bounds", "either lengths, or starts and ends")

@@ -12,6 +12,7 @@ from cases import scores_of
 from flat_calls import ask
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
+from ksieve.distributed.ranks import _flat as flat_of_call
 
 torch = pytest.importorskip("torch")
 
@@ -88,3 +89,8 @@ def test_refusals(change, message):
     with pytest.raises(ArgumentError) as refusal:
         ranks.owned(**call)
     assert message in str(refusal.value)
+
+
+def test_shards_are_no_segments():
+    with pytest.raises(ArgumentError, match=r"^bounds: got Segments; takes ksieve\.RowBounds"):
+        flat_of_call(ksieve.Segments([0, 1]), None)
