@@ -20,14 +20,14 @@ def check_covers(plan: Plan, asked: Problem) -> None:
     Raises `ArgumentError`, which names the plan's limit that the call exceeds.
     """
     made = plan.problem
+    if asked.options is not made.options and (differing := arguments.difference(asked.options, made.options)):
+        raise ArgumentError("plan", *differing)
     for name in ("rows", "width"):
         if getattr(asked, name) > getattr(made, name):
             raise ArgumentError("plan", f"{name} {getattr(asked, name)}", f"at most the planned {getattr(made, name)}")
     for name in ("dtype", "device"):
         if getattr(asked, name) != getattr(made, name):
             raise ArgumentError("plan", f"scores of {name} {getattr(asked, name)}", f"{name} {getattr(made, name)}")
-    if asked.options is not made.options and (differing := arguments.difference(asked.options, made.options)):
-        raise ArgumentError("plan", *differing)
 
 
 def choose(
