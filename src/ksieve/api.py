@@ -256,7 +256,7 @@ def _select(scores: Any, lengths: Any, k: Any, options: Mapping[str, Any], known
         if "jax" in sys.modules and _traced_by_jax(scores, lengths, k, num_rows, out, *given.values()):
             from ksieve.frontends.jax import ops as jax_ops
 
-            return jax_ops.traced(scores, lengths, k, plan, out, workspace, num_rows, given, stats)
+            return jax_ops.traced(scores, lengths, k, plan, out, workspace, num_rows, given, stats=stats)
         run: Any = dispatch.select
         if tensors and given.get("values", False) is not False:
             from ksieve.frontends.torch import gradients
@@ -273,7 +273,7 @@ def _select(scores: Any, lengths: Any, k: Any, options: Mapping[str, Any], known
     if scores.dim() != 2 and "indptr" not in given and torch.compiler.is_compiling():
         takes = "a matrix while tracing: scores.reshape(-1, scores.shape[-1])"
         refuse("scores", f"{scores.dim()} dimension(s)", takes)
-    return torch_ops.traced(scores, lengths, k, plan, out, workspace, num_rows, given, stats)
+    return torch_ops.traced(scores, lengths, k, plan, out, workspace, num_rows, given, stats=stats)
 
 
 def plan(

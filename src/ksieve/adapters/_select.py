@@ -73,7 +73,7 @@ def select(
 def _traced(scores: Any, lengths: Any, k: Any, out: Any, options: dict[str, Any]) -> Selection[Any]:
     from ksieve.frontends.torch.ops import traced
 
-    return traced(scores, lengths, k, None, out, None, None, options, False)
+    return traced(scores, lengths, k, None, out, None, None, options, stats=False)
 
 
 def columns_of(scores: Any, longest: int) -> int:

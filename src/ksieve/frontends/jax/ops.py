@@ -33,7 +33,6 @@ from ksieve.core.selection import Selection
 from ksieve.core.table import INPUTS, MAX_INT, OUTPUTS
 from ksieve.frontends.jax.ffi import Buffer, Frame, Handler
 from ksieve.planning import choose as planner
-from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import decode_plan, encode_plan
 
 TARGET = "ksieve_topk"
@@ -106,21 +105,13 @@ def program_of(text: bytes) -> Program:
     return Program(**fields | {"arrays": tuple(fields["arrays"])})
 
 
-def traced(
-    scores: Any,
-    lengths: Any,
-    k: Any,
-    plan: Plan | None,
-    out: Any,
-    workspace: Any,
-    num_rows: Any,
-    given: Mapping[str, Any],
-    stats: Any,
-) -> Selection[Any]:
+def traced(*passed: Any, stats: Any) -> Selection[Any]:
     """Run a call in a traced program, as one custom call.
 
-    Raises `ArgumentError` as `ksieve.topk` does, and for arguments that a traced program cannot represent.
+    `passed`: arguments of `ksieve.dispatch.select`. Raises `ArgumentError` as `ksieve.topk` does, and for arguments
+    that a traced program cannot represent.
     """
+    scores, lengths, k, plan, out, workspace, num_rows, given = passed
     if stats is not False:
         raise ArgumentError("stats", shown(stats), "False while JAX traces: nothing is read back")
     outputs = {name: given[name] for name in OUTPUTS if not isinstance(given.get(name, False), bool)}

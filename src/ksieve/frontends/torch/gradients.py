@@ -28,6 +28,9 @@ from ksieve.planning.plan import Plan
 _HIGHEST = (1 << 31) - 1
 """Above every level of a number; its negative is below all."""
 
+_ARRAYS = ("starts", "indptr", "tail", "positions", "block_table")
+"""Arrays that say, with lengths or ends, which score the index of a slot stands for."""
+
 
 def recorded(tensor: Any) -> bool:
     """Whether operations on a tensor are recorded for a backward pass."""
@@ -55,22 +58,13 @@ def of_positions(plan: Plan) -> Plan:
     return replace(plan, problem=replace(plan.problem, options=positions_only(plan.problem.options)))
 
 
-def select(
-    scores: Any,
-    lengths: Any,
-    k: Any,
-    plan: Plan | None,
-    out: Any,
-    workspace: Any,
-    num_rows: Any,
-    given: Mapping[str, Any],
-    *,
-    stats: bool = False,
-) -> Selection[Any]:
-    """Run a call of tensors that asks for values (`ksieve.dispatch.select`); they carry a gradient where scores do.
+def select(*passed: Any, stats: bool = False) -> Selection[Any]:
+    """Run a call of tensors that asks for values; they carry a gradient where scores do.
 
-    Values that are written to a given tensor carry none, which is said once; one that requires grad is refused.
+    `passed`: arguments of `ksieve.dispatch.select`. Values that are written to a given tensor carry none, which is said
+    once; one that requires grad is refused.
     """
+    scores, lengths, k, plan, out, workspace, num_rows, given = passed
     array = given["values"]
     try:
         carried, given_one = wanted(scores), isinstance(array, torch.Tensor) and recorded(array)
@@ -82,7 +76,7 @@ def select(
         if carried:
             arguments.warn_of_gradients()
     if array is not True or not carried:
-        return dispatch.select(scores, lengths, k, plan, out, workspace, num_rows, given, stats=stats)
+        return dispatch.select(*passed, stats=stats)
     planned = plan.problem.options if isinstance(plan, Plan) else None
     options = arguments.resolve(given, planned, lengths=lengths is not None)
     inner = positions_only(options)
@@ -122,34 +116,23 @@ def with_values(
     scores: Any, found: Selection[Any], layout: Layout, lengths: Any, given: Mapping[str, Any], raw: bool
 ) -> Selection[Any]:
     """Answer of a call with values, of that of its positions; `given` holds its arrays of any library."""
-    own = {name: given.get(name) for name in ("starts", "indptr", "tail", "positions", "block_table")}
+    own = {name: given.get(name) for name in _ARRAYS}
     own["lengths"] = given.get("ends") if lengths is None else lengths
     for name, array in own.items():
         if array is not None and not isinstance(array, torch.Tensor):
             own[name] = torch.as_tensor(array, device=scores.device)
-    values = gather(scores, found.indices if found.raw is None else found.raw, layout, **own)
+    values = _gather(scores, found.indices if found.raw is None else found.raw, layout, own)
     return Selection(found.indices, values, found.raw if raw else None, found.counts, found.stats)
 
 
-def gather(
-    scores: Any,
-    raw: Any,
-    layout: Layout,
-    *,
-    lengths: Any = None,
-    starts: Any = None,
-    indptr: Any = None,
-    tail: Any = None,
-    positions: Any = None,
-    block_table: Any = None,
-) -> Any:
+def _gather(scores: Any, raw: Any, layout: Layout, own: Mapping[str, Any]) -> Any:
     """Values at raw indices, as a differentiable function of the scores.
 
     `scores`: Tensor, shape (..., width). `raw` (Tensor of int32 or int64, shape (..., columns)): as with ``raw=True``:
-    -1 in unused slots. `lengths`, `starts`, `indptr`, `tail`, `positions`, `block_table` (Tensor, optional): those of
-    the call, `lengths` also for its ends. Returns Tensor of the scores' dtype, shape (..., columns): the scores, bit
-    for bit: of a block the first of its best ones, in slots of the tail the value of unused ones.
+    -1 in unused slots. `own`: arrays of the call, or None. Returns Tensor of the scores' dtype, shape (..., columns):
+    the scores, bit for bit: of a block the first of its best ones, in slots of the tail the value of unused ones.
     """
+    starts, indptr, tail, positions, block_table, lengths = (own[name] for name in (*_ARRAYS, "lengths"))
     width, shape = scores.shape[-1], raw.shape
     scores, raw = (x.flatten(0, -2) if x.dim() > 1 else x[None] for x in (scores, raw.long()))
     if width == 0:

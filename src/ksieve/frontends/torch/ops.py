@@ -8,9 +8,9 @@ Operators
 ``torch.ops.ksieve.topk(scores, lengths, k) -> indices``
     A new int32 tensor of shape (rows, k).
 ``torch.ops.ksieve.topk_options(scores, k, plan, options, num_rows, ks, inputs, out!, workspace!, outputs!) -> ()``
-    Writes `out`, with options in the text form of `encode_options`. Inputs and outputs are the arrays of the table of
-    options (`ksieve.core.table`), by name; each is None where the options do not use it. `plan` is None or a plan in
-    the text form of `encode_plan`; `workspace` is None or bytes.
+    Writes `out`, with options in the text form of `encode`. Inputs and outputs are the arrays of the table of options
+    (`ksieve.core.table`), by name; each is None where the options do not use it. `plan` is None or a plan in the text
+    form of `ksieve.planning.plan_text`; `workspace` is None or bytes.
 ``torch.ops.ksieve.select``
     `topk_options` without outputs to write (`ksieve.frontends.torch.select`), for ``torch.func``.
 
@@ -31,16 +31,16 @@ import torch
 from ksieve.core import arguments, problem
 from ksieve.core import call as calls
 from ksieve.core.errors import kind_of, refuse
-from ksieve.core.options import Options
 from ksieve.core.selection import Selection
 from ksieve.core.table import INPUTS, OUTPUTS
 from ksieve.frontends.torch import gradients
-from ksieve.frontends.torch.select import check_fake, decode_options, leading_shape, run
+from ksieve.frontends.torch.select import check_fake, leading_shape, run
 from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import encode_plan
 
-Scalars = tuple[tuple[str, Any], ...]
-"""Keyword arguments of a call that are no arrays."""
+Facts = tuple[bool, tuple[str, ...], int, int]
+"""Whether indices are int64, which outputs there are, the columns of an entry, and further ones: constants of a traced
+program, whose k may be a symbol."""
 
 _ARRAYS = (*INPUTS, *OUTPUTS)
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -66,21 +66,13 @@ def _fake_topk(scores: torch.Tensor, lengths: torch.Tensor | None, k: int) -> to
 torch.library.register_fake("ksieve::topk", _fake_topk)
 
 
-def traced(
-    scores: Any,
-    lengths: Any,
-    k: Any,
-    plan: Plan | None,
-    out: Any,
-    workspace: Any,
-    num_rows: Any,
-    given: Mapping[str, Any],
-    stats: bool,
-) -> Selection[Any]:
+def traced(*passed: Any, stats: Any) -> Selection[Any]:
     """Run a call in a traced program or inside ``torch.func``, as one operator call.
 
-    Values that carry a gradient are gathered by operators of PyTorch (`ksieve.frontends.torch.gradients`).
+    `passed`: arguments of `ksieve.dispatch.select`. Values that carry a gradient are gathered by operators of PyTorch
+    (`ksieve.frontends.torch.gradients`).
     """
+    scores, lengths, k, plan, out, workspace, num_rows, given = passed
     if stats is not False:
         refuse("stats", True, "False under torch.compile, torch.export and torch.func")
     if plan is not None and not isinstance(plan, Plan):
@@ -106,22 +98,25 @@ def traced(
     stated = tuple(name for name in _ARRAYS if arrays[name] is not None or wanted.get(name))
     scalars = tuple((name, given[name]) for name in given if name not in _ARRAYS)
     dtype = None if out is None else str(out.dtype).removeprefix("torch.")
-    asked = (scalars, stated, plan, ks is not None, lengths is not None, dtype)
-    options = encode_options(*asked)
-    text = None if plan is None else encode_plan(plan)
-    transformed = gradients.inside_transform()
+    carried, transformed = gradients.recorded(scores), gradients.inside_transform()
+    gathered = wanted["values"] and arrays["values"] is None and (carried or transformed)
+    text, options, facts, layout = encode(scalars, stated, plan, gathered, ks is not None, lengths is not None, dtype)
     if transformed:
         for name, array in {"out": out, "workspace": workspace, **{name: arrays[name] for name in OUTPUTS}}.items():
             if array is not None:
                 refuse(name, "a tensor inside torch.func", "nothing there: the results are new tensors")
-    carried = gradients.recorded(scores)
     if carried and arrays["values"] is not None:
         arguments.warn_of_gradients()
-    if not wanted["values"] or arrays["values"] is not None or not (carried or transformed):
-        return _operator(scores, num_rows, ks, arrays, slots, text, options, out, workspace, transformed)
-    text, options, layout = encode_positions(*asked)
     # The workspace was made for the plan of the call, and not for that of the positions.
-    found = _operator(scores.detach(), num_rows, ks, arrays, slots, text, options, out, None, transformed)
+    detached, memory = (scores.detach(), None) if gathered else (scores, workspace)
+    if not (options or text or transformed) and out is None and num_rows is None and memory is None:
+        bounds = arrays["ends"] if arrays["lengths"] is None else arrays["lengths"]
+        found = Selection(torch.ops.ksieve.topk(detached, bounds, slots))
+    else:
+        inputs = (detached, slots, text, options, num_rows, ks, *[arrays[name] for name in INPUTS])
+        found = _operator(inputs, facts, arrays, out, memory, transformed)
+    if not gathered:
+        return found
     return gradients.with_values(scores, found, gradients.Layout(*layout), arrays["lengths"], arrays, wanted["raw"])
 
 
@@ -140,87 +135,52 @@ def _whole(k: Any, name: str, least: int) -> int:
 
 
 def _operator(
-    scores: Any,
-    num_rows: Any,
-    ks: Any,
-    arrays: Mapping[str, Any],
-    slots: int,
-    plan: str | None,
-    options: str,
-    out: Any,
-    workspace: Any,
-    transformed: bool,
+    inputs: tuple[Any, ...], facts: Facts, arrays: Mapping[str, Any], out: Any, workspace: Any, transformed: bool
 ) -> Selection[Any]:
-    """Call the operator that serves."""
-    if options == "" and plan is None and out is None and num_rows is None and workspace is None and not transformed:
-        bounds = arrays["ends"] if arrays["lengths"] is None else arrays["lengths"]
-        return Selection(torch.ops.ksieve.topk(scores, bounds, slots))
-    inputs = (scores, slots, plan, options, num_rows, ks, *[arrays[name] for name in INPUTS])
-    index64, asked, expand, further = outputs_of(options)
-    columns = slots * expand + further
+    """Call the operator with options that serves."""
+    index64, asked, expand, further = facts
+    scores, slots, *_ = inputs
     if transformed:
         made = torch.ops.ksieve.select(*inputs)
         found = dict(zip(("out", *asked), made, strict=True))
         return Selection(found["out"], None, found.get("raw"), found.get("counts"))
     index, leading = torch.int64 if index64 else torch.int32, leading_shape(scores, arrays["indptr"])
+    shape = (*leading, slots * expand + further)
     if out is None:
-        out = scores.new_empty((*leading, columns), dtype=index)
+        out = scores.new_empty(shape, dtype=index)
     outputs = {name: arrays[name] for name in OUTPUTS}
     for name, dtype in (("values", scores.dtype), ("raw", index), ("counts", torch.int32)):
         if name in asked and outputs[name] is None:
-            shape = leading if name == "counts" else (*leading, columns)
-            outputs[name] = scores.new_empty(shape, dtype=dtype)
+            outputs[name] = scores.new_empty(leading if name == "counts" else shape, dtype=dtype)
     torch.ops.ksieve.topk_options(*inputs, out=out, workspace=workspace, **outputs)
     return Selection(out, *[outputs[name] if name in asked else None for name in OUTPUTS])
 
 
-def encode_options(scalars: Scalars, arrays: tuple[str, ...], plan: Plan | None, *facts: Any) -> str:
-    """Encode the options of a call as text, "" for plain ones.
+def encode(
+    scalars: tuple[tuple[str, Any], ...], arrays: tuple[str, ...], plan: Plan | None, gathered: bool, *resolved: Any
+) -> tuple[str | None, str, Facts, tuple[Any, ...]]:
+    """Encode the plan of an operator call as text, None without one, and its options, "" for plain ones.
 
     `scalars`: options of the call that are no arrays. `arrays`: names of those that are. `plan`: supplies the options
-    that the call omits. `facts`: `per_row_k`, `lengths` and `out_dtype` of `ksieve.core.arguments.resolve`.
+    that the call omits. `gathered`: whether the operator selects the positions of values that carry a gradient.
+    `resolved`: `per_row_k`, `lengths` and `out_dtype` of `ksieve.core.arguments.resolve`. Also return what the program
+    has to know of the options, and the fields of `ksieve.frontends.torch.gradients.Layout`.
     """
-    return _text(_resolved(scalars, arrays, plan, *facts))
-
-
-def encode_positions(
-    scalars: Scalars, arrays: tuple[str, ...], plan: Plan | None, *facts: Any
-) -> tuple[str | None, str, tuple[Any, ...]]:
-    """Encode plan and options of the call that selects the positions of values that carry a gradient.
-
-    Also return the fields of `ksieve.frontends.torch.gradients.Layout`.
-    """
-    asked = _resolved(scalars, arrays, plan, *facts)
-    text = None if plan is None else encode_plan(gradients.of_positions(plan))
-    return text, _text(gradients.positions_only(asked)), tuple(gradients.layout_of(asked))
-
-
-def outputs_of(options: str) -> tuple[bool, tuple[str, ...], int, int]:
-    """Whether options in text form use int64 indices, their outputs, the columns of an entry, and further ones.
-
-    A traced k may be a symbol, which is no constant of the program.
-    """
-    asked = decode_options(options)
-    named = tuple(name for name in OUTPUTS if getattr(asked, name))
-    return asked.index_dtype == "int64", named, asked.expand, asked.columns(0)
-
-
-def _resolved(scalars: Scalars, arrays: tuple[str, ...], plan: Plan | None, *facts: Any) -> Options:
-    per_row_k, lengths, out_dtype = facts
+    per_row_k, lengths, out_dtype = resolved
     given = dict(scalars) | dict.fromkeys(arrays, True)
-    planned = plan.problem.options if plan is not None else None
-    return arguments.resolve(given, planned, per_row_k=per_row_k, lengths=lengths, out_dtype=out_dtype)
-
-
-def _text(options: Options) -> str:
-    return "" if options.plain else json.dumps(asdict(options))
+    planned = None if plan is None else plan.problem.options
+    options = arguments.resolve(given, planned, per_row_k=per_row_k, lengths=lengths, out_dtype=out_dtype)
+    layout = tuple(gradients.layout_of(options))
+    if gathered:
+        options, plan = gradients.positions_only(options), None if plan is None else gradients.of_positions(plan)
+    named = tuple(name for name in OUTPUTS if getattr(options, name))
+    facts = (options.index_dtype == "int64", named, options.expand, options.columns(0))
+    text = "" if options.plain else json.dumps(asdict(options))
+    return None if plan is None else encode_plan(plan), text, facts, layout
 
 
 # A traced program guards on its plan and options, so that their texts are constants of the program.
-torch.compiler.assume_constant_result(encode_plan)
-torch.compiler.assume_constant_result(encode_options)
-torch.compiler.assume_constant_result(encode_positions)
-torch.compiler.assume_constant_result(outputs_of)
+torch.compiler.assume_constant_result(encode)
 torch.compiler.assume_constant_result(gradients.inside_transform)
 torch.compiler.assume_constant_result(arguments.warn_of_gradients)
 torch.compiler.assume_constant_result(arguments.remedy_of)
