@@ -115,21 +115,11 @@ def resolve(
 ) -> Options:
     """Combine the options of a call and those of its plan.
 
-    Parameters
-    ----------
-    given : mapping
-        Options by their names in the table (`ksieve.core.groups.flat`); None, or False for an output, equals omission.
-    planned : Options or None
-        Options of the call's plan, if it has one; of these, what states no array applies where the call omits it.
-    per_row_k, lengths : bool
-        Whether k is an array, and whether there are lengths.
-    length_dtype, out_dtype : str or None
-        Dtype of the lengths or ends, and of `out`, when they are given.
-
-    Raises
-    ------
-    ArgumentError
-        If arguments contradict each other. The arrays themselves are not inspected.
+    `given`: options by their names in the table (`ksieve.core.groups.flat`); None, or False for an output, equals
+    omission. `planned`: options of the call's plan, if it has one; of these, what states no array applies where the
+    call omits it. `per_row_k`: whether k is an array. `lengths`: whether there are some. `length_dtype`, `out_dtype`:
+    those of the lengths or ends, and of `out`, where they are given. Raises `ArgumentError` if arguments contradict
+    each other. The arrays themselves are not inspected.
     """
     given = {name: value for name, value in given.items() if value is not None and name != "max_k"} if given else {}
     usual = not per_row_k and length_dtype != "int64" and out_dtype in (None, "int32")

@@ -12,31 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.core import arguments, table
+from ksieve.core import arguments, problem, table
 from ksieve.core.arrays import ArrayInfo, as_numpy, inspect, is_array, plain_tensor
 from ksieve.core.errors import ArgumentError, kind_of, refuse, shown
 from ksieve.core.leading import of_rows, of_segments
 from ksieve.core.options import Options
-from ksieve.core.problem import (
-    MAX_K,
-    Problem,
-    Shape,
-    check_counts,
-    check_entries,
-    check_k,
-    check_number,
-    check_output,
-    check_positions,
-    check_scores,
-    check_table,
-    check_vector,
-    is_int,
-    live_rows,
-    request_shapes,
-    row_pitch,
-    rows_of,
-    segment_width,
-)
+from ksieve.core.problem import MAX_K, Problem, Shape, check_k, is_int
 
 NUMBERS = ("k", *table.names(lambda option: option.shape in ("rows", "requests")))
 """Arrays of one number for each row, or request."""
@@ -47,20 +28,12 @@ OUTPUTS = ("out", *table.OUTPUTS)
 class Call:
     """One checked call.
 
-    Attributes
-    ----------
-    problem : Problem
-    leading : tuple of int
-        Shape of the scores but for their last dimension; the rows are those of all leading dimensions, in C order.
-    live : int
-        `num_rows` where it is an int, clamped to [0, rows]; else all rows.
-    described : mapping of str to ArrayInfo
-        Description of each array that was given, by the name of its argument; all are on the scores' device. Scores
-        and outputs are described as the matrix of their rows, and arrays of one number a row as vectors; each with one
-        dimension more where it has two leading strides (`ksieve.core.leading`). "ends" is stored as "lengths"
-        (`Options.windows` states which of the two it is). "k" is present for an array k.
-    arrays : mapping of str to array
-        The arrays themselves, by the same names.
+    `leading`: shape of the scores but for their last dimension; the rows are those of all leading dimensions, in C
+    order. `live`: `num_rows` where it is an int, clamped to [0, rows]; else all rows. `described`: description of each
+    array that was given, by the name of its argument; all are on the scores' device. Scores and outputs are described
+    as the matrix of their rows, and arrays of one number a row as vectors; each with one dimension more where it has
+    two leading strides (`ksieve.core.leading`). "ends" is stored as "lengths" (`Options.windows` states which of the
+    two it is). "k" is present for an array k. `arrays`: the arrays themselves, by the same names.
     """
 
     problem: Problem
@@ -130,8 +103,8 @@ def parse(
         info = of_segments(whole, inspect(indptr, "indptr"))
         leading = info.shape[:1]
     # Of segments each has a width that is checked, but not all together.
-    dtype = check_scores(info if indptr is None else info._replace(shape=(*leading, 0)), strided=True)
-    rows, width = rows_of(info), info.shape[-1]
+    dtype = problem.check_scores(info if indptr is None else info._replace(shape=(*leading, 0)), strided=True)
+    rows, width = problem.rows_of(info), info.shape[-1]
     inputs = {} if lengths is None else {"lengths": lengths}
     outputs = {} if out is None else {"out": out}
     for name, array in given.items():
@@ -151,39 +124,41 @@ def parse(
     options = found
     if rows % options.next_n:
         raise ArgumentError("next_n", options.next_n, f"a divisor of the scores' {rows} rows")
-    check_entries(options, slots, width)
+    problem.check_entries(options, slots, width)
     described: dict[str, ArrayInfo] = {"scores": info}
     arrays: dict[str, Any] = {"scores": plain_tensor(scores) if info.library == "torch" else scores}
 
     def take(name: str, array: Any, info: ArrayInfo) -> None:
         described[name], arrays[name] = info, array
 
-    shapes = {"rows": (leading,), "bounds": ((rows + 1,),), "requests": request_shapes(leading, rows, options.next_n)}
+    requests = problem.request_shapes(leading, rows, options.next_n)
+    shapes = {"rows": (leading,), "bounds": ((rows + 1,),), "requests": requests}
     for name, array in inputs.items():
-        option = table.BY_NAME[name]
+        option, own = table.BY_NAME[name], its[name]
         if option.shape == "table":
-            take(name, array, check_table(its[name], info.device))
+            take(name, array, problem.check_table(own, info.device))
         elif option.shape in shapes:
-            strided = option.shape != "bounds"
-            checked = check_vector(its[name], name, shapes[option.shape], info.device, option.dtypes, strided=strided)
-            take("lengths" if name == "ends" else name, array, checked)
+            shape, strided = shapes[option.shape], option.shape != "bounds"
+            own = problem.check_vector(own, name, shape, info.device, option.dtypes, strided=strided)
+            take("lengths" if name == "ends" else name, array, own)
         else:
-            take(name, array, check_positions(its[name], name, info, leading))
-    live = live_rows(num_rows, rows)
+            take(name, array, problem.check_positions(own, name, info, leading))
+    live = problem.live_rows(num_rows, rows)
     for name, array, shape in (("k", ks, (leading,)), ("num_rows", num_rows if live is None else None, ((1,), ()))):
         if array is not None:
-            check_number(array, name)
-            take(name, array, check_vector(inspect(array, name), name, shape, info.device, strided=True))
-    pitch = row_pitch(info)
+            problem.check_number(array, name)
+            take(name, array, problem.check_vector(inspect(array, name), name, shape, info.device, strided=True))
+    pitch = problem.row_pitch(info)
     if indptr is not None:
-        width, pitch = segment_width(width, options), width
+        width, pitch = problem.segment_width(width, options), width
     asked = Problem(rows, width, pitch, slots, dtype, info.device, options)
+    whole_shape = (*leading, asked.columns)
     for name, array in outputs.items():
         if name == "counts":
-            take(name, array, check_counts(array, its[name], leading, described))
+            take(name, array, problem.check_counts(array, its[name], leading, described))
             continue
         output_dtype = info.dtype if name == "values" else options.index_dtype
-        take(name, array, check_output(name, array, its[name], output_dtype, (*leading, asked.columns), described))
+        take(name, array, problem.check_output(name, array, its[name], output_dtype, whole_shape, described))
     return Call(asked, leading, rows if live is None else live, described, arrays)
 
 

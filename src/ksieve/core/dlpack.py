@@ -7,7 +7,7 @@ Some CUDA arrays, such as JAX's bfloat16, have no CUDA array interface. The layo
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Any
 
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
@@ -27,18 +27,8 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-class Description(NamedTuple):
-    """Contents of a capsule; `strides` count elements."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-    itemsize: int
-
-
-def describe(array: Any) -> Description:
-    """Read an array's description from its capsule; the capsule is not consumed.
+def describe(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], str, int]:
+    """Read address, shape, strides in elements, dtype and itemsize from an array's capsule, which is not consumed.
 
     No stream is synchronised (``stream=-1``): only host memory is read.
     """
@@ -53,7 +43,7 @@ def describe(array: Any) -> Description:
     if tensor.lanes != 1:
         dtype += f"x{tensor.lanes}"
     pointer = (tensor.data or 0) + tensor.byte_offset
-    return Description(pointer, shape, strides, dtype, tensor.bits * tensor.lanes // 8)
+    return pointer, shape, strides, dtype, tensor.bits * tensor.lanes // 8
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -52,19 +52,11 @@ class Blocks(NamedTuple):
 class Entries(NamedTuple):
     """Entries of each row.
 
-    Attributes
-    ----------
-    scores : ndarray of the scores' dtype, shape (rows, width)
-    begin, total : ndarray of int64, shape (rows,)
-        Column of the first entry, and the number of entries.
-    number : ndarray of int64, shape (rows,)
-        Number of the first entry; the others follow it.
-    places : ndarray of int32, shape (rows, width), or None
-        The numbers, in place of that (`ksieve.model.gathering`).
-    low, high : ndarray of int64, shape (rows,)
-        Bounds of the positions that are written.
-    tail : ndarray of int64, shape (rows,)
-        First position of the tail, which ends at `high`; not used without one.
+    `scores`: ndarray of the scores' dtype, shape (rows, width). Of int64, shape (rows,): `begin`, `total`, column of
+    the first entry, and the number of entries; `number`, that of the first entry, which the others follow; `low`,
+    `high`, bounds of the positions that are written; `tail`, first position of the tail, which ends at `high`; not used
+    without one. `places` (ndarray of int32, shape (rows, width), or None): the numbers, in place of `number`
+    (`ksieve.model.gathering`).
     """
 
     scores: NDArray[Any]
@@ -96,15 +88,8 @@ class Forced(NamedTuple):
 
 def selecting(options: Options) -> Options:
     """Options of the selection among the entries that are not forced."""
-    return Options(
-        windows="lengths",
-        index_base="start",
-        per_row_k=options.per_row_k,
-        order=options.order,
-        tie_break=options.tie_break,
-        largest=options.largest,
-        nan=options.nan,
-    )
+    kept = ("per_row_k", "order", "tie_break", "largest", "nan")
+    return Options(windows="lengths", index_base="start", **{name: getattr(options, name) for name in kept})
 
 
 def selected(options: Options, width: int, k: int) -> tuple[int, int]:

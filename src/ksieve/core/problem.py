@@ -16,18 +16,8 @@ from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.leading import contiguous, of_numbers, of_rows, overlaps_itself
 from ksieve.core.options import PLAIN, Options
 
-__all__ = [
-    "MAX_K",
-    "SCORE_DTYPES",
-    "ArrayInfo",
-    "Device",
-    "Problem",
-    "as_numpy",
-    "check_k",
-    "check_scores",
-    "inspect",
-    "library_of",
-]
+__all__ = ["ArrayInfo", "Device", "as_numpy", "inspect", "library_of"]
+"""What this module has from others, for the modules that import it."""
 
 MAX_K = 1 << 20
 MAX_SIZE = (1 << 31) - 1

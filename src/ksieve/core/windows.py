@@ -15,20 +15,10 @@ I64 = NDArray[np.int64]
 def windows(options: Options, rows: int, width: int, *, lengths: Any = None, starts: Any = None) -> tuple[I64, I64]:
     """Return the first position and the number of valid scores of every row's window.
 
-    Parameters
-    ----------
-    options : Options
-        Only `windows` and `next_n` are used.
-    rows, width : int
-        Shape of the score matrix; rows is a multiple of next_n.
-    lengths : array_like of int, shape (rows // next_n,), optional
-        Lengths, or with windows "ends" the exclusive ends. Default: every window ends with the row.
-    starts : array_like of int, shape (rows,), optional
-
-    Returns
-    -------
-    begin, length : ndarray of int64, shape (rows,)
-        ``0 <= begin <= begin + length <= width``.
+    `options`: `windows` and `next_n` alone are used. `rows`, `width`: shape of the scores; rows is a multiple of
+    next_n. `lengths` (array_like of int, shape (rows // next_n,)): lengths, or with windows "ends" the exclusive ends;
+    None: every window ends with the row. `starts`: array_like of int, shape (rows,), or None. Returns ndarrays of
+    int64, shape (rows,): ``0 <= begin <= begin + length <= width``.
     """
     row = np.arange(rows, dtype=np.int64)
     later = options.next_n - 1 - row % options.next_n
