@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 import ksieve  # noqa: E402
 from flat_calls import ask  # noqa: E402
 from ksieve import dispatch  # noqa: E402
-from ksieve.core.options import Options  # noqa: E402
 from ksieve.core.table import INPUTS  # noqa: E402
 from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
 from torch_cases import compiled, fresh_dynamo, vector  # noqa: E402
@@ -169,7 +168,7 @@ def test_a_batch_without_scores(shape):
 def test_the_operator_passes_opcheck():
     x = torch.randn(ROWS, WIDTH)
     torch.library.opcheck(torch.ops.ksieve.select.default, (x, K, None, ""))
-    text = torch_ops._text(Options(raw=True, transform="offsets", index_dtype="int64"))
+    _, text, *_ = torch_ops.encode((("index_dtype", "int64"),), ("raw", "offsets"), None, False, False, False, None)
     inputs = [vector(1, 2, 3, 4) if name == "offsets" else None for name in ("num_rows", "ks", *INPUTS)]
     torch.library.opcheck(torch.ops.ksieve.select.default, (x, K, None, text, *inputs))
 
