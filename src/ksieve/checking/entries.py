@@ -14,19 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.checking.verdict import Finding, Reason, word
-from ksieve.core.entries import Entries, Forced, forced
+from ksieve.core.entries import I64, Entries, Forced, forced
 from ksieve.core.options import Options
 
-I64 = NDArray[np.int64]
 
-
-@dataclass(frozen=True, slots=True)
-class Fault:
+class FaultError(Exception):
     """What is wrong with a row beyond its selection: the reason, the columns at fault, and words for a message."""
 
-    reason: Reason
-    columns: tuple[int, ...]
-    note: str
+    def __init__(self, reason: Reason, columns: tuple[int, ...], note: str) -> None:
+        self.reason, self.columns, self.note = reason, columns, note
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ class Selection:
     forced: Forced
     answer: I64
     columns: list[I64]
-    faults: dict[int, Fault]
+    faults: dict[int, FaultError]
 
     @property
     def begin(self) -> I64:
@@ -77,14 +73,12 @@ class Selection:
             best_left=numbered(finding.best_left),
         )
 
-    def finding(self, row: int, row_id: int, answer: NDArray[Any], k: int, options: Options) -> Finding:
-        """The finding of a fault."""
+    def faulty(self, finding: Finding, row: int, answer: NDArray[Any], k: int) -> Finding:
+        """The finding of a fault, in place of one in the selection."""
         fault = self.faults[row]
         held = tuple(int(answer[c]) for c in fault.columns)
         scores = (None,) * len(held)
-        return Finding(
-            row_id, 0, fault.reason, fault.columns, held, scores=scores, k=k, options=options, note=fault.note
-        )
+        return replace(finding, k=k, note=fault.note, slots=fault.columns, positions=held, scores=scores)
 
 
 def read(options: Options, entries: Entries, ks: I64, answer: NDArray[Any], sentinel: int) -> Selection:
@@ -100,8 +94,8 @@ def read(options: Options, entries: Entries, ks: I64, answer: NDArray[Any], sent
         try:
             own, columns = _entries_of(found, r, row, end, options, sentinel)
             others, kept = _others(found, r, own, columns, end, int(ks[r]), options)
-        except _BrokenError as error:
-            found.faults[r] = error.args[0]
+        except FaultError as error:
+            found.faults[r] = error.with_traceback(None)
             others = kept = np.empty(0, np.int64)
         base = 0 if options.index_base == "start" else int(found.begin[r])
         found.answer[r, : others.size] = others + base
@@ -109,19 +103,11 @@ def read(options: Options, entries: Entries, ks: I64, answer: NDArray[Any], sent
     return found
 
 
-class _BrokenError(Exception):
-    """A row that has a `Fault`."""
-
-
-def _refuse(reason: Reason, columns: tuple[int, ...], note: str) -> None:
-    raise _BrokenError(Fault(reason, columns, note))
-
-
 def _entries_of(found: Selection, r: int, row: I64, end: int, options: Options, sentinel: int) -> tuple[I64, I64]:
     """Entries in the used slots of a row, counted from the row's first one, and the column in which each begins."""
     if (row[end:] != sentinel).any():
         note = f"slot {end} holds the sentinel {sentinel} and later slots hold positions"
-        _refuse(Reason.MISPLACED, (end,), note)
+        raise FaultError(Reason.MISPLACED, (end,), note)
     entries, expand = found.entries, options.expand
     low, high, tail = int(entries.low[r]), int(entries.high[r]), np.empty(0, np.int64)
     if options.tail:
@@ -129,7 +115,8 @@ def _entries_of(found: Selection, r: int, row: I64, end: int, options: Options, 
     body = row[: max(end - tail.size, 0)]
     if not np.array_equal(row[body.size : end], tail):
         at = min(body.size, row.size - 1)
-        _refuse(Reason.BROKEN, (at,), f"slots before {end} do not end with the tail [{int(entries.tail[r])}, {high})")
+        note = f"slots before {end} do not end with the tail [{int(entries.tail[r])}, {high})"
+        raise FaultError(Reason.BROKEN, (at,), note)
     numbers = body // expand
     first = np.ones(body.size, bool)
     first[1:] = (np.diff(body) != 1) | (np.diff(numbers) != 0)
@@ -146,7 +133,7 @@ def _entries_of(found: Selection, r: int, row: I64, end: int, options: Options, 
     if not known.all():
         at = int(columns[np.argmin(known)])
         of = "which is of no entry" if options.entries else "the position of no score"
-        _refuse(Reason.OUT_OF_RANGE, (at,), f"slot {at} holds {row[at]}, {of} of the row")
+        raise FaultError(Reason.OUT_OF_RANGE, (at,), f"slot {at} holds {row[at]}, {of} of the row")
     if expand > 1:
         begins = np.maximum(numbers * expand, low)
         whole = (body[columns] == begins) & (
@@ -156,7 +143,7 @@ def _entries_of(found: Selection, r: int, row: I64, end: int, options: Options, 
             at = int(columns[np.argmin(whole)])
             number = int(numbers[np.argmin(whole)])
             note = f"slots from {at} on do not hold the positions of entry {number}, all of them in ascending order"
-            _refuse(Reason.BROKEN, (at,), note)
+            raise FaultError(Reason.BROKEN, (at,), note)
     return own.astype(np.int64), columns
 
 
@@ -167,7 +154,7 @@ def _others(found: Selection, r: int, own: I64, columns: I64, end: int, k: int, 
         entry = int(ordered[twice[0]])
         one, two = (int(c) for c in columns[own == entry][:2])
         note = f"{word(options)} {found.number(r, entry)} stands in slots {one} and {two}"
-        _refuse(Reason.DUPLICATE, (one, two), note)
+        raise FaultError(Reason.DUPLICATE, (one, two), note)
     parts, total = found.forced, int(found.entries.total[r])
     before = int(parts.begin[r])
     behind = before + int(parts.total[r])
@@ -179,10 +166,11 @@ def _others(found: Selection, r: int, own: I64, columns: I64, end: int, k: int, 
     missing = required[~np.isin(required, own)]
     if np.count_nonzero(above) < required.size or (missing.size and not free):
         at = min(end, found.answer.shape[1] - 1)
-        _refuse(Reason.NOT_FORCED, (at,), f"entry {found.number(r, int(missing[0]))} is forced, and not selected")
+        note = f"entry {found.number(r, int(missing[0]))} is forced, and not selected"
+        raise FaultError(Reason.NOT_FORCED, (at,), note)
     if np.count_nonzero(above) > required.size:
         at = int(columns[above][required.size])
-        _refuse(Reason.EXCESS, (at,), _excess(at, k, options))
+        raise FaultError(Reason.EXCESS, (at,), _excess(at, k, options))
     if options.order == "value":
         expected = np.concatenate([np.sort(own[above]), own[~above]])
         if options.tie_break == "high":
@@ -192,11 +180,8 @@ def _others(found: Selection, r: int, own: I64, columns: I64, end: int, k: int, 
     if (wrong := np.flatnonzero(own != expected)).size:
         rule = "forced entries stand first, in the order of equal scores" if options.order == "value" else "by position"
         at = int(columns[wrong[0]])
-        _refuse(
-            Reason.UNSORTED,
-            (at,),
-            f"slot {at} does not hold {word(options)} {found.number(r, int(expected[wrong[0]]))}: {rule}",
-        )
+        note = f"slot {at} does not hold {word(options)} {found.number(r, int(expected[wrong[0]]))}: {rule}"
+        raise FaultError(Reason.UNSORTED, (at,), note)
     return own[~above] - before, columns[~above]
 
 

@@ -25,12 +25,10 @@ from numpy.typing import NDArray
 from ksieve.checking import entries
 from ksieve.checking.ops import BEST
 from ksieve.checking.verdict import Finding, Reason, Verdict, explain
-from ksieve.core.entries import bounds
+from ksieve.core.entries import I64, bounds
 from ksieve.core.keys import NAN_LEVEL, widen
 from ksieve.core.options import Options
 from ksieve.model.pooling import entries_of
-
-I64 = NDArray[np.int64]
 
 _TOP = BEST + 1
 """Rank above that of every number: that of NaN where it ranks first, and of a slot without a position."""
@@ -168,29 +166,20 @@ class Judge:
         asked, row_id, selection = self.asked, at.start + r, view.selection
         given = self.ops.to_numpy(self.indices[at][r])
         start, length, k = (int(bound[r]) for bound in view.bounds)
-        if selection is not None and r in selection.faults:
-            found = selection.finding(r, row_id, given, int(view.windows[2][r]), asked.options)
-        else:
-            found = explain(
-                row_id,
-                widen(self.ops.to_numpy(view.scores[r]))[start : start + length],
-                self.ops.to_numpy(view.answer[r]).astype(np.int64),
-                asked.sentinel,
-                Reason(int(self.reasons[row_id])),
-                start=start,
-                k=k,
-                options=asked.options,
-                live=row_id < asked.live,
-            )
-            if selection is not None:
-                found = selection.placed(found, r, given, int(view.windows[2][r]))
+        found = Finding(
+            row_id, length, Reason(int(self.reasons[row_id])), start=start, k=k, live=row_id < asked.live,
+            options=asked.options,
+        )  # fmt: skip
+        if selection is None or r not in selection.faults:
+            row = widen(self.ops.to_numpy(view.scores[r]))[start : start + length]
+            found = explain(found, row, self.ops.to_numpy(view.answer[r]).astype(np.int64), asked.sentinel)
+        if selection is not None:
+            begin, length, k = (int(bound[r]) for bound in view.windows)
+            placed = selection.faulty if r in selection.faults else selection.placed
+            found = replace(placed(found, r, given, k), start=begin, length=length)
         if self.reasons[row_id] == Reason.MISCOUNTED and asked.counts is not None:
             note = f"counts has {asked.counts[row_id]}, but {int(self.used[row_id])} slots are used"
             found = replace(found, note=note, slots=(), positions=(), scores=())
-        if selection is not None:
-            return replace(
-                found, start=int(view.windows[0][r]), length=int(view.windows[1][r]), live=row_id < asked.live
-            )
         return found
 
     def _rows(self, scores: Any, vectors: list[Any], indices: Any) -> tuple[Any, Any, Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -92,8 +92,8 @@ class Finding:
     row: int
     length: int
     reason: Reason
-    slots: tuple[int, ...]
-    positions: tuple[int, ...]
+    slots: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
     worst: tuple[int, float] | None = None
     best_left: tuple[int, float] | None = None
     scores: tuple[float | None, ...] = ()
@@ -259,20 +259,10 @@ class Verdict:
         )
 
 
-def explain(
-    row_id: int,
-    row: NDArray[np.float32],
-    slots: NDArray[np.int64],
-    sentinel: int,
-    reason: Reason,
-    *,
-    start: int,
-    k: int,
-    options: Options,
-    live: bool = True,
-) -> Finding:
-    """Find the slots and values behind a row's reason; `row` holds only the valid scores, from position `start` on."""
-    length, first = row.size, start if options.index_base == "row" else 0
+def explain(finding: Finding, row: NDArray[np.float32], slots: NDArray[np.int64], sentinel: int) -> Finding:
+    """Add the slots and values behind the reason of a finding; `row` holds the valid scores of the window alone."""
+    length, options, reason = row.size, finding.options, finding.reason
+    first = finding.start if options.index_base == "row" else 0
     pad = slots == sentinel
     good = ~pad & (slots >= first) & (slots < first + length)
     keys = order_key(ranked(row, options.ranking))
@@ -290,7 +280,7 @@ def explain(
     elif reason in (Reason.MISSING, Reason.MISPLACED):
         at = [int(np.flatnonzero(pad)[0])]
     elif reason is Reason.EXCESS:
-        at = [int(chosen[chosen >= k][0])]
+        at = [int(chosen[chosen >= finding.k][0])]
     elif reason is Reason.UNSORTED:
         at = _unsorted_slots(keys, local[chosen], options)
     else:
@@ -298,9 +288,7 @@ def explain(
     held, scores = tuple(int(slots[s]) for s in at), tuple(_shown(row[local[s]]) if good[s] else None for s in at)
     worst = (int(slots[worst_slot]), _shown(row[local[worst_slot]])) if worst_slot >= 0 else None
     left_best = (best + first, _shown(row[best])) if best >= 0 else None
-    return Finding(
-        row_id, length, reason, tuple(at), held, worst, left_best, scores, start=start, k=k, live=live, options=options
-    )
+    return replace(finding, slots=tuple(at), positions=held, worst=worst, best_left=left_best, scores=scores)
 
 
 def _worst_slot(keys: NDArray[np.uint32], local: NDArray[np.int64], chosen: NDArray[np.intp], options: Options) -> int:

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.core.entries import Entries, Forced
+from ksieve.core.entries import I64, Entries, Forced
 from ksieve.core.options import Options
 from ksieve.model.epilogue import filled
-
-I64 = NDArray[np.int64]
 
 
 def arrange(

@@ -33,10 +33,9 @@ from ksieve.core.options import PLAIN, Options, TieBreak
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.ranking import ranked
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
-from ksieve.core.windows import windows
+from ksieve.core.windows import I64, windows
 from ksieve.model.guess import BLOCK, MOST_GUESSES, cutoff
 
-I64 = NDArray[np.int64]
 U32 = NDArray[np.uint32]
 
 UNBOUNDED = 1 << 62
