@@ -40,26 +40,25 @@ def cases() -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32], int]]:
     yield long, np.array([60_000, 59_999, 60_000, 100], np.int32), 512
 
 
-def run(backend: str) -> SelfTest:
+def run(backend: dispatch.Backend) -> SelfTest:
     """Run `cases` on a backend and verify every answer."""
-    rows, start = 0, time.perf_counter()
+    rows, start, ran, problem = 0, time.perf_counter(), True, None
     try:
         for scores, lengths, k in cases():
-            indices = _select_on_gpu(scores, lengths, k) if backend == "cuda" else _select(scores, lengths, k, backend)
+            if backend == "cuda":
+                indices = _select_on_gpu(scores, lengths, k)
+            else:
+                indices = dispatch.select(scores, lengths, k, backend=backend).indices
             verdict = verify(scores, lengths, indices, k=k)
             rows += len(scores)
             if not verdict.ok:
-                return SelfTest(backend, True, False, rows, time.perf_counter() - start, one_line(str(verdict)))
+                problem = one_line(str(verdict))
+                break
     except KsieveError as error:
-        return SelfTest(backend, False, False, rows, time.perf_counter() - start, one_line(str(error)))
+        ran, problem = False, one_line(str(error))
     except Exception as error:  # any exception of a broken installation is a finding, not a crash
-        text = f"{type(error).__name__}: {one_line(str(error))}"
-        return SelfTest(backend, False, False, rows, time.perf_counter() - start, text)
-    return SelfTest(backend, True, True, rows, time.perf_counter() - start)
-
-
-def _select(scores: NDArray[Any], lengths: NDArray[np.int32], k: int, backend: Any) -> Any:
-    return dispatch.select(scores, lengths, k, backend=backend).indices
+        ran, problem = False, f"{type(error).__name__}: {one_line(str(error))}"
+    return SelfTest(backend, ran, problem is None, rows, time.perf_counter() - start, problem)
 
 
 def _select_on_gpu(scores: NDArray[Any], lengths: NDArray[np.int32], k: int) -> NDArray[np.int32]:

@@ -16,20 +16,10 @@ from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.core.options import Nan, Options, TieBreak, check_choice, dtype_text
 from ksieve.core.problem import SCORE_DTYPES
+from ksieve.distributed import schedules
 from ksieve.distributed.agreement import Channel, short, stated, tag_of
 from ksieve.distributed.layouts import Contiguous, Layout, Widths, check_layout, extent_of
-from ksieve.distributed.schedules import (
-    Link,
-    Message,
-    Output,
-    Schedule,
-    Shape,
-    check_link,
-    check_output,
-    check_schedule,
-    choose,
-    messages,
-)
+from ksieve.distributed.schedules import Link, Message, Output, Schedule, Shape
 
 IndexBase = Literal["row", "shard"]
 
@@ -107,7 +97,7 @@ class ShardPlan:
     @property
     def messages(self) -> tuple[Message, ...]:
         """Collectives of every call, in order, with the bytes that a rank contributes beside the tag."""
-        return messages(self.schedule, self.shape, self.output)
+        return schedules.messages(self.schedule, self.shape, self.output)
 
     @property
     def modelled_us(self) -> float:
@@ -211,16 +201,16 @@ def checked(
     options = Options(tie_break=tie_break, largest=largest, nan=nan)
     if tie_break == "any":
         raise ArgumentError("tie_break", "'any'", "'low' or 'high'")
-    check_output(output)
+    schedules.check_output(output)
     check_choice(index_base, "index_base", get_args(IndexBase))
     if output == "global" and index_base == "shard":
         raise ArgumentError("index_base", "'shard'", "'row' with output 'global'")
     slots = problem.check_k(k)
-    network = check_link(("nvlink" if kind == "cuda" else "gloo") if link is None else link)
+    network = schedules.check_link(("nvlink" if kind == "cuda" else "gloo") if link is None else link)
     return {
         "rows": rows, "width": width, "k": slots, "dtype": name, "device": kind, "layout": check_layout(layout),
         "output": output, "index_base": index_base, "tie_break": tie_break, "largest": largest, "nan": options.nan,
-        "link": network, "schedule": None if schedule is None else check_schedule(schedule, slots),
+        "link": network, "schedule": None if schedule is None else schedules.check_schedule(schedule, slots),
     }  # fmt: skip
 
 
@@ -234,7 +224,7 @@ def make(channel: Channel, asked: dict[str, Any], statement: dict[str, str]) -> 
         rows, k, channel.world, max(extent, 1), 32 if name == "float32" else 16, isinstance(layout, Contiguous),
         options.tie_break == "high",
     )  # fmt: skip
-    chosen = asked["schedule"] or choose(shape, asked["link"], asked["output"])
+    chosen = asked["schedule"] or schedules.choose(shape, asked["link"], asked["output"])
     made = ShardPlan(
         channel.rank, widths, layout, shape, name, kind, options, asked["output"], asked["index_base"], chosen,
         asked["link"], channel, statement | {"width": short(str(widths))},
@@ -259,12 +249,7 @@ def check_plan(plan: object) -> ShardPlan:
 
 
 def _kind_of_present(device: problem.Device) -> str:
-    """Kind of a device on which PyTorch has tensors here: asked before one is made, which would fail in its own words.
-
-    Raises
-    ------
-    BackendError
-    """
+    """Kind of a device on which PyTorch has tensors here; `BackendError`, before one is made, where it has none."""
     import torch
 
     if device.kind == "cuda":

@@ -119,7 +119,8 @@ def topk(
     messages of the same sizes, all indices are -1, counts are 0, and ``plan.disagreed`` is true.
     """
     given = dict(locals())
-    torch = _torch()
+    distributed()  # imports PyTorch
+    torch = sys.modules["torch"]
     given |= {"starts": None, "ends": None, "next_n": 1}
     made = plan if isinstance(plan, ShardPlan) else None
     channel = Channel(group) if made is None else made.channel
@@ -194,7 +195,14 @@ def _window(
     else:
         extent, starts = plan.shape.extent, bounds["starts"]
         first = row * 0 if starts is None else starts.long().clamp(0, extent)
-        last = _window_end(row, first, extent, bounds["global_lengths"], bounds["ends"], next_n)
+        # By the rules of `ksieve.core.windows`.
+        later, last = next_n - 1 - row % next_n, extent
+        ends = bounds["ends"] if bounds["global_lengths"] is None else bounds["global_lengths"]
+        if ends is not None:
+            last = ends.long().clamp(-1, extent + next_n)[row // next_n]
+        last = last - later
+        if bounds["global_lengths"] is not None:
+            last = first + last.clamp(min=0)
         begin, end = (plan.layout.below(bound, plan.rank, plan.widths) for bound in (first, last))
     if num_rows is not None:
         counted = problem.live_rows(num_rows, plan.shape.rows)
@@ -280,21 +288,6 @@ def _waits(channel: Channel | None, scores: Any) -> bool:
     """Whether ranks with a plan for such scores wait for a tag: those over NCCL wait for data of sizes of the plan."""
     kind = getattr(getattr(scores, "device", None), "type", "cpu")
     return channel is not None and "cpu" in channel.backends and channel.waits(kind)
-
-
-def _window_end(row: Any, first: Any, extent: int, lengths: Any, ends: Any, next_n: int) -> Any:
-    """Global end of every row's window, by the rules of `ksieve.core.windows`."""
-    later = next_n - 1 - row % next_n
-    bounds = ends if lengths is None else lengths
-    if bounds is None:
-        return extent - later
-    last = bounds.long().clamp(-1, extent + next_n)[row // next_n] - later
-    return last if lengths is None else first + last.clamp(min=0)
-
-
-def _torch() -> Any:
-    distributed()
-    return sys.modules["torch"]
 
 
 def _checked(torch: Any, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -53,9 +53,9 @@ class Shape:
     high_first: bool = False
 
     def __post_init__(self) -> None:
-        numbers = {name: check_size(getattr(self, name), name, least) for name, least in _LEAST.items()}
-        for name, value in {**numbers, "k": check_k(self.k)}.items():
-            object.__setattr__(self, name, value)
+        for name, least in (("rows", 0), ("world", 1), ("extent", 1)):
+            object.__setattr__(self, name, check_size(getattr(self, name), name, least))
+        object.__setattr__(self, "k", check_k(self.k))
         if self.key_bits not in (16, 32):
             raise ArgumentError("key_bits", shown(self.key_bits), "16 or 32")
 
@@ -68,10 +68,6 @@ class Shape:
     def composite_bits(self) -> int:
         """Bits of a composite."""
         return self.key_bits + self.position_bits
-
-
-_LEAST = {"rows": 0, "world": 1, "extent": 1}
-"""Least of the numbers of a `Shape`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,10 @@ class ScoreFile:
         self.path, self.dtype, self.k = path, dtype, k
         self.rows, self.width = matrix.shape
         self._matrix = matrix
-        self._map = mmap_of(matrix)
+        base: Any = matrix  # a view of the file's map
+        while not isinstance(base, mmap.mmap):
+            base = base.base
+        self._map = base
         self._bytes = self._map.size()
         if max(matrix.shape) > max(FREE_ROWS, self._bytes):
             raise FileFormatError(f"{where} in a file of {self._bytes:,} bytes; takes at most {FREE_ROWS:,} rows")
@@ -209,11 +212,3 @@ def stored_k(path: Path, metadata: dict[str, str]) -> int | None:
     if text is None or (re.fullmatch("[0-9]{1,7}", text) and 1 <= int(text) <= problem.MAX_K):
         return None if text is None else int(text)
     raise FileFormatError(f"{path}: metadata {K_KEY!r} is {text[:40]!r}; takes an int from 1 to {problem.MAX_K}")
-
-
-def mmap_of(array: Array) -> mmap.mmap:
-    """Return the map of the file that an array is a view of."""
-    base: Any = array
-    while not isinstance(base, mmap.mmap):
-        base = base.base
-    return base

@@ -128,7 +128,8 @@ class Candidates:
         else:
             problem.check_vector(inspect(lengths, "lengths"), "lengths", ((best.rows,),), best.device, INTEGERS)
             self.left[:] = xp.clip(lengths, 0, self.width)
-        self._length = self._in_entries(self.left)
+        size = self._running.block_size
+        self._length = -(-self.left // size) if size > 1 else self.left + 0
         self._running.reset()
         self._proposed = True
         self.counts[:] = 0
@@ -182,10 +183,6 @@ class Candidates:
         self.left[held] = 0
         self.cutoff[self.left == 0] = best.nothing
         self.counts[:] = 0
-
-    def _in_entries(self, lengths: Any) -> Any:
-        size = self._running.block_size
-        return -(-lengths // size) if size > 1 else lengths + 0
 
     def _ranks_of(self, count: Any) -> Any:
         """Rank among a row's samples that `count` of all its entries have, rounded up; at least 1."""
