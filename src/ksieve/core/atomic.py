@@ -33,28 +33,10 @@ class Draft:
     Prefer `replacing`. This class is for writers that stay open across calls. A draft that is neither published nor
     discarded is removed at garbage collection or at interpreter exit.
 
-    Parameters
-    ----------
-    path : path
-        The target. Its folder must exist.
-    seekable : bool
-        Refuse pipes and devices, most of which can only be appended to.
-    size : int
-        Bytes that will be written, where they are known: the disk must have room for them.
-    folders : bool
-        Make the folder, and those above it, where they are missing.
-
-    Attributes
-    ----------
-    path : Path
-        The target, as given.
-    file : binary file
-        The open draft.
-
-    Raises
-    ------
-    ArgumentError
-        If `path` is no path of a file that can be written, or the disk has less room than `size`.
+    `path`: the target, whose folder must exist. `seekable`: refuse pipes and devices, most of which can only be
+    appended to. `size`: bytes that will be written, where they are known: the disk must have room for them. `folders`:
+    make the folder, and those above it, where they are missing. Raises `ArgumentError` if `path` is no path of a file
+    that can be written, or the disk has less room than `size`. Its attribute `file` is the open draft.
     """
 
     def __init__(

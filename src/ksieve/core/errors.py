@@ -55,13 +55,7 @@ class BackendError(KsieveError, RuntimeError):
 
 
 def refuse_at_exit() -> None:
-    """Refuse a call that comes while the interpreter shuts down, such as from ``__del__``.
-
-    Raises
-    ------
-    BackendError
-        Modules that the call needs can no longer be imported.
-    """
+    """Raise `BackendError` while the interpreter shuts down, as in ``__del__``: modules can no longer be imported."""
     if sys.meta_path is None:
         raise BackendError("Python is shutting down and imports no module any more: call ksieve before that")
 

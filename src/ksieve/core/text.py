@@ -21,9 +21,8 @@ def printable(text: object, *, lines: bool = False) -> str:
 
     `text`: taken as ``str(text)``. `lines`: keep line ends, for multi-line texts that ksieve itself wrote.
     """
-    return "".join(
-        c if c == "\n" and lines else _escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in str(text)
-    )
+    unsafe = {c for c in str(text) if unicodedata.category(c) in _UNSAFE} - {"\n" if lines else ""}
+    return str(text).translate({ord(c): c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in unsafe})
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -35,10 +34,6 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def plain(value: Any) -> Any:
