@@ -18,7 +18,7 @@ import torch
 from ksieve import api
 from ksieve.core.problem import MAX_K, MAX_SIZE
 from ksieve.frontends.torch import gradients
-from ksieve.frontends.torch.select import SCORES, dense
+from ksieve.frontends.torch.ops import SCORES, dense
 
 __all__ = ["topk"]
 

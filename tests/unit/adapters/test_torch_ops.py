@@ -12,7 +12,6 @@ from flat_calls import ask, plan_of  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.core.table import INPUTS  # noqa: E402
 from ksieve.frontends.torch import ops as torch_ops  # noqa: E402
-from ksieve.frontends.torch import select as torch_select  # noqa: E402
 from torch_cases import compiled, fresh_dynamo, vector  # noqa: E402
 
 __all__ = ["fresh_dynamo"]
@@ -66,13 +65,13 @@ def test_compiled_lengths_of_64_bits_and_an_int_of_rows():
 
 @plans_traced
 def test_a_compiled_program_follows_the_plan_it_is_given(rows, monkeypatch):
-    seen, decode = [], torch_select.decode_plan
+    seen, decode = [], torch_ops.decode_plan
 
     def record(text):
         seen.append(decode(text))
         return seen[-1]
 
-    monkeypatch.setattr(torch_select, "decode_plan", record)
+    monkeypatch.setattr(torch_ops, "decode_plan", record)
     program = compiled(lambda x, lengths, plan: ksieve.topk(x, lengths, plan=plan))
     plans = [ksieve.plan(rows=4, width=3000, k=K), ksieve.plan(rows=9, width=5000, k=K, policy="direct")]
     for plan in (*plans, plans[0]):
