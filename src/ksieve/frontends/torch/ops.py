@@ -41,9 +41,9 @@ from ksieve.frontends.torch import gradients
 from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import decode_plan, encode_plan
 
-Facts = tuple[bool, tuple[str, ...], int, int]
-"""Whether indices are int64, which outputs there are, the columns of an entry, and further ones: constants of a traced
-program, whose k may be a symbol."""
+Facts = tuple[str, tuple[str, ...], int, int]
+"""Dtype of indices, names of the outputs, the columns of an entry, and further ones: constants of a traced program,
+whose k may be a symbol."""
 
 _MATRICES = {option.name for option in TABLE if option.shape in ("table", "scores", "parts", "slots")}
 """Arrays of two dimensions; others have one."""
@@ -135,16 +135,18 @@ def _select(*inputs: Any, **more: Any) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def leading_shape(scores: torch.Tensor, indptr: torch.Tensor | None) -> tuple[int, ...]:
-    """Leading shape of a call."""
-    return scores.shape[:-1] if indptr is None else (indptr.shape[0] - 1,)
-
-
 def _new(given: Mapping[str, Any], asked: Options) -> dict[str, torch.Tensor]:
-    scores = given["scores"]
-    shape = (*leading_shape(scores, given["indptr"]), asked.columns(given["k"]))
-    made = {name: scores.new_empty(shape, dtype=INDICES[asked.index_dtype]) for name in ("out", *["raw"] * asked.raw)}
-    return made | ({"counts": scores.new_empty(shape[:-1], dtype=torch.int32)} if asked.counts else {})
+    """Results of a call without values, by name."""
+    names = ["out", *(name for name in ("raw", "counts") if getattr(asked, name))]
+    return _made(given["scores"], given["indptr"], asked.columns(given["k"]), asked.index_dtype, names)
+
+
+def _made(scores: torch.Tensor, indptr: Any, columns: int, index_dtype: str, names: list[str]) -> dict[str, Any]:
+    """New outputs of a call, by name."""
+    leading = scores.shape[:-1] if indptr is None else (indptr.shape[0] - 1,)
+    dtypes = {"values": scores.dtype, "counts": torch.int32}
+    shapes = {name: leading if name == "counts" else (*leading, columns) for name in names}
+    return {n: scores.new_empty(shapes[n], dtype=dtypes.get(n, INDICES[index_dtype])) for n in names}
 
 
 def _vmapped(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[list[torch.Tensor], list[int]]:
@@ -286,22 +288,16 @@ def _operator(
     inputs: tuple[Any, ...], facts: Facts, arrays: Mapping[str, Any], out: Any, workspace: Any, transformed: bool
 ) -> Selection[Any]:
     """Call the operator with options that serves."""
-    index64, asked, expand, further = facts
+    index_dtype, asked, expand, further = facts
     scores, slots, *_ = inputs
     if transformed:
-        made = torch.ops.ksieve.select(*inputs)
-        found = dict(zip(("out", *asked), made, strict=True))
+        found = dict(zip(asked, torch.ops.ksieve.select(*inputs), strict=True))
         return Selection(found["out"], None, found.get("raw"), found.get("counts"))
-    index, leading = torch.int64 if index64 else torch.int32, leading_shape(scores, arrays["indptr"])
-    shape = (*leading, slots * expand + further)
-    if out is None:
-        out = scores.new_empty(shape, dtype=index)
-    outputs = {name: arrays[name] for name in OUTPUTS}
-    for name, dtype in (("values", scores.dtype), ("raw", index), ("counts", torch.int32)):
-        if name in asked and outputs[name] is None:
-            outputs[name] = scores.new_empty(leading if name == "counts" else shape, dtype=dtype)
-    torch.ops.ksieve.topk_options(*inputs, out=out, workspace=workspace, **outputs)
-    return Selection(out, *[outputs[name] if name in asked else None for name in OUTPUTS])
+    outputs = {"out": out, **{name: arrays[name] for name in OUTPUTS}}
+    missing = [name for name in asked if outputs[name] is None]
+    outputs |= _made(scores, arrays["indptr"], slots * expand + further, index_dtype, missing)
+    torch.ops.ksieve.topk_options(*inputs, workspace=workspace, **outputs)
+    return Selection(*[outputs[name] if name in asked else None for name in calls.OUTPUTS])
 
 
 def encode(
@@ -321,8 +317,8 @@ def encode(
     layout = tuple(gradients.layout_of(options))
     if gathered:
         options, plan = gradients.positions_only(options), None if plan is None else gradients.of_positions(plan)
-    named = tuple(name for name in OUTPUTS if getattr(options, name))
-    facts = (options.index_dtype == "int64", named, options.expand, options.columns(0))
+    named = ("out", *(name for name in OUTPUTS if getattr(options, name)))
+    facts = (options.index_dtype, named, options.expand, options.columns(0))
     text = "" if options.plain else json.dumps(asdict(options))
     return None if plan is None else encode_plan(plan), text, facts, layout
 
