@@ -94,22 +94,20 @@ def select(*passed: Any, stats: bool = False) -> Selection[Any]:
 
 
 class Layout(NamedTuple):
-    """What raw indices say about the scores that values are; fields of `Options`, and what follows from them."""
+    """What raw indices say about the scores that values are; attributes of `Options`."""
 
     block_size: int
     expand: int
     next_n: int
-    ends: bool
-    from_start: bool
+    windows: str
+    index_base: str
     ranking: str
     unused_value: float
 
 
 def layout_of(options: Options) -> Layout:
     """Layout of a call."""
-    ends, from_start = options.windows == "ends", options.index_base == "start"
-    numbers = (options.block_size, options.expand, options.next_n)
-    return Layout(*numbers, ends, from_start, options.ranking, options.unused_value)
+    return Layout(*(getattr(options, name) for name in Layout._fields))
 
 
 def with_values(
@@ -143,9 +141,9 @@ def _gather(scores: Any, raw: Any, layout: Layout, own: Mapping[str, Any]) -> An
     placed, used = positions is not None or block_table is not None, raw >= 0
     row = torch.arange(raw.shape[0], device=scores.device)
     begin = end = shift = torch.zeros_like(row)
-    if layout.block_size > 1 or placed or layout.from_start:
+    if layout.block_size > 1 or placed or layout.index_base == "start":
         begin, end = _window(layout, row, width, lengths, starts)
-        shift = begin if layout.from_start else shift
+        shift = begin if layout.index_base == "start" else shift
     if tail is not None:
         n = layout.next_n
         limit = (tail.long().reshape(-1)[row // n] - (n - 1 - row % n)).clamp(min=0)
@@ -171,7 +169,7 @@ def _window(layout: Layout, row: Any, width: int, lengths: Any, starts: Any) -> 
     end = width - later
     if lengths is not None:
         end = lengths.long().reshape(-1).clamp(-1, width + layout.next_n)[row // layout.next_n] - later
-        end = end if layout.ends else begin + end.clamp(min=0)
+        end = end if layout.windows == "ends" else begin + end.clamp(min=0)
     return begin, torch.maximum(end.clamp(max=width), begin)
 
 
