@@ -1,4 +1,4 @@
-"""Exact Top-K selection over long, ragged score rows, at the speed of one read."""
+"""Exact Top-K selection over long, ragged score rows, in about one read of the scores."""
 
 from ksieve._version import __version__
 from ksieve.api import plan, select, topk

@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 app = typer.Typer(
     name="ksieve",
     cls=further.Commands,
-    help="Exact Top-K selection over long, ragged score rows, at the speed of one read. Scores are read from "
+    help="Exact Top-K selection over long, ragged score rows, in about one read of the scores. They are read from "
     ".npy and .safetensors files.",
     epilog="Exit codes: 0 done (verify: exact), 1 an answer is not exact, 2 the command could not run, 70 a bug in "
     "ksieve; 128 + n: ended by signal n.",
