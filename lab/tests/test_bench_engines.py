@@ -249,7 +249,7 @@ def test_pages_of_engines(bench, tmp_path):
     assert "| SGLang | `topk` | bfloat16 |" in page and "| FlashInfer | `top_k_page_table_transform` |" in page
     assert "| `sglang.fast_topk_v2`, 2 x 4,096, float32 | it takes k of 2048, not 512 |" in page
     guide = engine_pages.gained(tables.read(folder))
-    assert "| SGLang | `topk` | bfloat16 | 1.60 | 1.60 |" in guide and "plugin loaders" not in guide
+    assert "| SGLang | `topk` | bfloat16 | 1.60 | 1.60 |" in guide
 
 
 # ---- calls that lose the GPU context ------------------------------------------------------------------------

@@ -68,23 +68,12 @@ HOSTS = Table(
 ABSENT = Table([Column("without a time", itemgetter(0)), Column("why", itemgetter(1))], _unmeasured)
 
 
-def _versions(payload: Mapping[str, Any]) -> str:
-    chosen = (f"{name}={value}" for name, value in payload["settings"].get("variables", {}).items())
-    return ", ".join([*(f"{name} {version}" for name, version in payload["results"]["versions"].items()), *chosen])
-
-
 def gained(files: Sequence[File]) -> str:
-    """One line for each operator of every engine, for the guide, and what their own loaders showed."""
-    parts = []
-    for file in (file for file in files if file.payload["bench"] == "engine-loaders"):
-        checks, version = file.payload["results"]["checks"], _versions(file.payload).partition(",")[0]
-        good = sum(check["good"] for check in checks)
-        parts.append(f"{version}, {good} of {len(checks)} ({file.link('../../')})")
-    said = f"Checks with the engines' own plugin loaders that pass, without a GPU: {'; '.join(parts)}."
+    """One line for each operator of every engine, for the guide."""
     timed = [file for file in files if any("times_faster" in case for case in _cases([file]))]
     for file in timed:
         judge(MEASURED, file)
-    return "\n\n".join([*([said] if parts else []), render(LINES, timed)])
+    return render(LINES, timed)
 
 
 def _lines(files: Sequence[File]) -> Iterable[dict[str, Any]]:
@@ -146,6 +135,36 @@ FIRST_CALLS = Table(
 
 MEASURED = Section(["engines"], [LINES, HOSTS, ABSENT, FIRST_CALLS], ["shapes?/*/selectors/ksieve/exact"])
 SECTIONS = (MEASURED,)
+
+
+HOW = {"frameworks": "own tests", "engines": "timed", "engine-loaders": "own plugin loader"}
+"""What a bench does with an engine."""
+
+
+def tested(files: Sequence[File]) -> str:
+    """Versions of every engine by what was tested with them, and the card."""
+    found: dict[str, dict[str, dict[str, int]]] = {engine: {} for engine in TITLES}
+    cards = dict.fromkeys(HOW.values(), "without a GPU")
+    for file in (file for file in files if file.payload["bench"] in HOW):
+        results, how = file.payload["results"], HOW[file.payload["bench"]]
+        if file.payload["environment"].get("gpu"):
+            cards[how] = tables.card(file)
+        own = file.payload["settings"].get("engine")  # a loader's file names packages beside its engine
+        seen = [(name.removesuffix("-python"), version, 0) for name, version in results.get("versions", {}).items()]
+        if how == HOW["frameworks"]:
+            seen = [(of["framework"], of["version"], of["passed"]) for of in results["files"]]
+        elif own:
+            seen = [(own, results["versions"][own], sum(check["good"] for check in results["checks"]))]
+        for engine, version, passed in seen:
+            versions = found.get(engine, {}).setdefault(how, {})
+            versions[version] = versions.get(version, 0) + passed
+    rows = [
+        {"engine": TITLES[engine]}
+        | {how: ", ".join(f"{v} ({n:,} pass)" if n else v for v, n in of.items()) for how, of in its.items()}
+        for engine, its in found.items()
+    ]
+    columns = [Column("engine", "engine"), *(Column(f"{how} ({cards[how]})", f"{how}?") for how in HOW.values())]
+    return render(Table(columns, lambda _: rows), [])
 
 
 def first_seconds(files: Sequence[File]) -> str:

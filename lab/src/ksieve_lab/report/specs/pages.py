@@ -24,15 +24,23 @@ def source(files: Sequence[File], up: str = "../../") -> str:
     return f"{card(files[0])}, {files[0].link(up)}"
 
 
-def sentence(file: File, up: str = "../../") -> str:
-    """Speed of the operator shapes in a sentence."""
-    own, k = file.payload["results"]["of_floor"][gpu.OWN], file.payload["settings"]["k"]
-    mean, most, other = 1 / own["geometric_mean"], 1 / own["least"], geometric_mean(gpu.over_others(file))
+def sentence(prefill: File, decode: File, up: str = "../../") -> str:
+    """Speed of the operator shapes and of decodes in a few sentences."""
+    own, other = prefill.payload["results"]["of_floor"][gpu.OWN], geometric_mean(gpu.over_others(prefill))
+    steps = decode.payload["results"]["of_floor"][gpu.OWN]
     return (
-        f"Selecting the top {k:,} of long float32 rows takes {mean:.2f} times as long as only reading the scores, and "
-        f"{most:.2f} times at most. The fastest other library takes {other:.2f} times as long as ksieve "
-        f"({own['shapes']} shapes, {source([file], up)})."
+        f"With k = {prefill.payload['settings']['k']:,}, prefills ({_range(prefill, 'rows')} float32 rows of "
+        f"{_range(prefill, 'width')} scores) run at {own['geometric_mean']:.2f} of the speed of only reading the "
+        f"scores. Decodes ({_range(decode, 'rows')} rows) run at {steps['geometric_mean']:.2f}. In prefills the "
+        f"fastest other library takes {other:.2f} times as long as ksieve. These are geometric means of {own['shapes']} and "
+        f"{steps['shapes']} shapes; the least speeds are {own['least']:.2f} and {steps['least']:.2f} "
+        f"({source([prefill], up)}, {decode.link(up)})."
     )
+
+
+def _range(file: File, of: str) -> str:
+    found = [shape[of] for shape in gpu.shapes(file.payload)]
+    return f"{min(found):,} to {max(found):,}"
 
 
 def sentence_of_cpu(file: File, up: str = "../../") -> str:
@@ -114,6 +122,18 @@ REQUESTS = Table(
 )  # fmt: skip
 
 
+def _decodes(files: Sequence[File]) -> str:
+    found = [gpu.microseconds(s, "torch.topk") / gpu.microseconds(s, gpu.OWN) for s in gpu.shapes(files[0].payload)]
+    return (f"In all {len(found)} shapes `torch.topk` takes {geometric_mean(found):.1f} times as long as ksieve in the "
+            f"geometric mean, and {min(found):.1f} times at least.")  # fmt: skip
+
+
+def _segments(files: Sequence[File]) -> str:
+    found = [shape["selectors"]["segments"]["of_matrix"] for shape in files[0].payload["results"]["shapes"]]
+    return (f"Segments of up to twice their mean length take {min(found):.2f} to {max(found):.2f} times as long as a "
+            f"matrix of as many rows and scores ({len(found)} shapes, {source(files)}).")  # fmt: skip
+
+
 def _general(files: Sequence[File]) -> str:
     found = files[0].payload["results"]["over_torch"]
     return (f"In {found['shapes']} cases from routers to vocabularies, `torch.topk` takes "
@@ -171,9 +191,15 @@ def _start(files: Sequence[File]) -> str:
             f"{start['first_call_cached_seconds']:.2f} s when they are cached.")  # fmt: skip
 
 
+def _worst(row: Mapping[str, Any]) -> Any:
+    return row[min(row.keys() - {"name"})][gpu.OWN]
+
+
 WORST = Table(
-    gpu.WORST.columns, lambda files: list(gpu.WORST.rows(files))[:WORST_SHOWN], lambda files: f"{source(files)}."
-)
+    [Column("scores", "name", "`{}`"), Column("of the read", lambda row: 1 / _worst(row)["ratio"], "{:.2f}"),
+     Column("at", lambda row: gpu.size(_worst(row)))],
+    lambda files: list(gpu.WORST.rows(files))[:WORST_SHOWN], lambda files: f"{source(files)}.",
+)  # fmt: skip
 
 
 def exact(files: Sequence[File]) -> str:
@@ -193,23 +219,36 @@ def exact(files: Sequence[File]) -> str:
     )
 
 
+def suites(files: Sequence[File]) -> str:
+    """How many parts of the GPU suite ran on a card, at which commits."""
+    found: dict[str, dict[str, int]] = {}
+    for file in files:
+        commits = found.setdefault(card(file), {})
+        commit = file.payload["environment"]["commit"][:8]
+        commits[commit] = commits.get(commit, 0) + 1
+    said = (f"{name}: {', '.join(f'{n} at {commit}' for commit, n in its.items())}" for name, its in found.items())
+    return f"Parts of the GPU suite (`gpu-suite-*.json`): {'; '.join(said)}."
+
+
 def host(files: Sequence[File]) -> str:
     """Host time of a call."""
-    costs = next(file.payload["results"]["host_cost"] for file in files if "host_cost" in file.payload["results"])
+    its = next(file for file in files if "host_cost" in file.payload["results"])
+    costs = its.payload["results"]["host_cost"]
     calls = {"with plan, workspace and out": "stream_unsampled", "without": "without plan, workspace and out",
              "`torch.topk`": "torch.topk"}  # fmt: skip
     said = ", ".join(f"{words} {costs[name]['median_us']:.1f} us" for words, name in calls.items())
-    return f"Host time of one call: {said}."
+    return f"Host time of one call: {said} ({source([its])})."
 
 
 PARTS: Mapping[str, tuple[str, Sequence[Table | Any]]] = {
     "prefill": ("gpu-operator-k2048", [FRACTIONS]),
-    "decode": ("gpu-decode-k2048", [FEW]),
+    "decode": ("gpu-decode-k2048", [FEW, _decodes]),
     "short": ("gpu-short-k2048", [FEW]),
     "kinds": ("gpu-", [KINDS]),
     "requests": ("gpu-trace-k2048", [REQUESTS]),
     "general": ("gpu-general", [_general]),
     "options": ("gpu-options-k2048", [OPTIONS]),
+    "segments": ("gpu-segments", [_segments]),
     "blocks": ("blocks-cuda", [BLOCKS]),
     "ranks": ("ranks-cuda", [RANKS]),
     "worst": ("gpu-worst-k2048", [WORST]),
@@ -230,9 +269,9 @@ def committed(files: Sequence[File], sections: Sequence[Section]) -> Iterator[tu
                 judge(section, file)
         return found
 
-    (operator,), (cpu,) = named("gpu-operator-k2048"), named("cpu-2-threads")
-    yield "README.md", "benchmarks", f"{sentence(operator, '')} {sentence_of_cpu(cpu, '')}"
-    yield "docs/index.md", "benchmarks", sentence(operator, "../")
+    (operator,), (decode,), (cpu,) = named("gpu-operator-k2048"), named("gpu-decode-k2048"), named("cpu-2-threads")
+    yield "README.md", "benchmarks", f"{sentence(operator, decode, '')} {sentence_of_cpu(cpu, '')}"
+    yield "docs/index.md", "benchmarks", sentence(operator, decode, "../")
     for name, (stem, shown) in PARTS.items():
         texts = [render(each, its) if isinstance(each, Table) else each(its) for its in [named(stem)] for each in shown]
         yield "docs/reference/benchmarks.md", name, "\n\n".join(texts)
@@ -243,3 +282,5 @@ def committed(files: Sequence[File], sections: Sequence[Section]) -> Iterator[tu
         yield "docs/guide/engines.md", f"{engine}-operators", engines.operators(engine)
     yield "docs/guide/engines.md", "times", engines.gained(files)
     yield "docs/guide/engines.md", "first-calls", engines.first_seconds(files)
+    yield "docs/reference/support.md", "engines", engines.tested(files)
+    yield "docs/reference/support.md", "suite", suites([f for f in files if f.payload["bench"] == "gpu-suite"])
