@@ -32,8 +32,8 @@ def sentence(prefill: File, decode: File, up: str = "../../") -> str:
         f"With k = {prefill.payload['settings']['k']:,}, prefills ({_range(prefill, 'rows')} float32 rows of "
         f"{_range(prefill, 'width')} scores) run at {own['geometric_mean']:.2f} of the speed of only reading the "
         f"scores. Decodes ({_range(decode, 'rows')} rows) run at {steps['geometric_mean']:.2f}. In prefills the "
-        f"fastest other library takes {other:.2f} times as long as ksieve. These are geometric means of {own['shapes']} and "
-        f"{steps['shapes']} shapes; the least speeds are {own['least']:.2f} and {steps['least']:.2f} "
+        f"fastest other library takes {other:.2f} times as long as ksieve. These are geometric means of "
+        f"{own['shapes']} and {steps['shapes']} shapes; the least speeds are {own['least']:.2f} and {steps['least']:.2f} "
         f"({source([prefill], up)}, {decode.link(up)})."
     )
 
