@@ -33,8 +33,8 @@ def sentence(prefill: File, decode: File, up: str = "../../") -> str:
         f"{_range(prefill, 'width')} scores) run at {own['geometric_mean']:.2f} of the speed of only reading the "
         f"scores. Decodes ({_range(decode, 'rows')} rows) run at {steps['geometric_mean']:.2f}. In prefills the "
         f"fastest other library takes {other:.2f} times as long as ksieve. These are geometric means of "
-        f"{own['shapes']} and {steps['shapes']} shapes; the least speeds are {own['least']:.2f} and {steps['least']:.2f} "
-        f"({source([prefill], up)}, {decode.link(up)})."
+        f"{own['shapes']} and {steps['shapes']} shapes; the least speeds are {own['least']:.2f} and "
+        f"{steps['least']:.2f} ({source([prefill], up)}, {decode.link(up)})."
     )
 
 
