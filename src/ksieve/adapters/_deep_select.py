@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters._select import require, select
-from ksieve.core.errors import ArgumentError
+from ksieve.adapters._select import given, index_dtype, require, select
 
 _NAMES = {"scores": "input", "k": "topk", "starts": "begin", "ends": "end", "lengths": "end"} | {
     "out": "output_idx", "offsets": "output_idx_offset", "index_dtype": "indices_type"
@@ -67,23 +66,12 @@ def topk(
     """
     require(hint is None, "hint", type(hint).__name__, "None")
     require(not (sorted and sorted_index), "sorted_index", True, "False together with sorted=True")
-    require(indices_type in (torch.int32, torch.int64), "indices_type", indices_type, "torch.int32 or torch.int64")
-    options: dict[str, Any] = {"index_dtype": "int32" if indices_type is torch.int32 else "int64"}
-    if output_idx is not None:
-        if output_idx.dtype is not indices_type:
-            raise ArgumentError("output_idx", f"dtype {output_idx.dtype}", f"{indices_type}")
-        options["out"] = output_idx
-    if begin is not None:
-        options["starts"] = begin
-    if end is not None:
-        options["ends"] = end
-    if sorted or sorted_index:
-        options["sorted"] = "value" if sorted else "index"
-    if output_idx_offset is not None:
-        options["offsets"] = output_idx_offset
+    order = "value" if sorted else "index" if sorted_index else None
+    options = given(starts=begin, ends=end, sorted=order, offsets=output_idx_offset)
     if return_value:
         options["values"] = True
-    indices, values, *_ = select(_NAMES, input, None, topk, **options)
+    dtype = index_dtype(indices_type, "indices_type", output_idx)
+    indices, values, *_ = select(_NAMES, input, None, topk, out=output_idx, index_dtype=dtype, **options)
     filled: list[tuple[Any, float]] = [(indices, idx_oob_fill_value)] if idx_oob_fill_value != -1 else []
     if return_value and value_oob_fill_value != float("-inf"):
         filled.append((values, value_oob_fill_value))
@@ -132,10 +120,8 @@ def topk_page_transform(
     -------
     Tensor of int32, shape (rows, topk)
     """
-    options: dict[str, Any] = {"page_table": page_table, "page_size": page_size, "out": output_idx}
-    if sorted_index:
-        options["sorted"] = "index"
-    found = select(_NAMES, input, end, topk, **options).indices
+    options = given(page_table=page_table, page_size=page_size, sorted="index" if sorted_index else None)
+    found = select(_NAMES, input, end, topk, out=output_idx, **options).indices
     if idx_oob_fill_value != -1 and (end is not None or topk > input.shape[1]):
         found.masked_fill_(_unused_slots(input, topk, None, end), idx_oob_fill_value)
     return found

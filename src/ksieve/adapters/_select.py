@@ -106,6 +106,24 @@ def _prepare_whole(
     _whole.add(key)
 
 
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def from_starts(starts: Any, base: str = "start") -> dict[str, Any]:
+    """Options of windows that begin at `starts`, and not at 0 where that is not None."""
+    return {} if starts is None else {"starts": starts, "index_base": base}
+
+
+def index_dtype(dtype: Any, name: str, out: Any) -> str:
+    """Name of the dtype of indices, which DeepSelect's argument `name` says; `out` must have it."""
+    require(dtype in (torch.int32, torch.int64), name, dtype, "torch.int32 or torch.int64")
+    if out is not None and out.dtype is not dtype:
+        raise ArgumentError("output_idx", f"dtype {out.dtype}", f"{dtype}")
+    return "int32" if dtype is torch.int32 else "int64"
+
+
 def first(tensor: Any, count: int) -> Any:
     """Return the first `count` entries: the tensor itself if it has no more, since a slice costs microseconds."""
     return tensor if tensor.shape[0] == count else tensor[:count]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters._select import Declined, first, operands, part, require, select
+from ksieve.adapters._select import Declined, first, index_dtype, operands, part, select
 from ksieve.adapters._switch import Engine
 from ksieve.core.errors import ArgumentError
 
@@ -95,34 +95,22 @@ def top_k_per_row_decode(
         Strides of `logits`, in elements; stride1 must be 1.
     topK : int
     """
-    _decode(logits, next_n, seq_lens, indices, numRows, stride0, stride1, topK, None)
-
-
-def _decode(
-    logits: Any,
-    next_n: int,
-    seq_lens: Any,
-    indices: Any,
-    numRows: int,
-    stride0: int,
-    stride1: int,
-    topK: int,
-    longest: int | None,
-) -> None:
-    """`top_k_per_row_decode`, with a bound of the lengths that the host knows."""
     scores, out = operands(logits, indices, numRows, stride0, stride1, topK)
-    if next_n < 1 or numRows % next_n:
-        raise ArgumentError("next_n", next_n, f"a divisor of numRows, {numRows}")
+    _decode(scores, next_n, seq_lens, out, topK, None)
+
+
+def _decode(scores: Any, next_n: int, seq_lens: Any, out: Any, topK: int, longest: int | None) -> None:
+    """`top_k_per_row_decode` of as many rows as scores and output have; `longest` bounds the lengths."""
+    rows = scores.shape[0]
+    if next_n < 1 or rows % next_n:
+        raise ArgumentError("next_n", next_n, f"a divisor of numRows, {rows}")
     if seq_lens.dim() == 2 and seq_lens.shape[1] == next_n:
         # Every row has its own length: next_n has no further meaning.
         lengths, next_n = seq_lens.reshape(-1), 1
     else:
         lengths = seq_lens.reshape(-1) if seq_lens.dim() == 2 else seq_lens
-    lengths = first(lengths, numRows // next_n)
-    if next_n == 1:
-        select(_DECODE, scores, lengths, topK, longest=longest, nan="highest", out=out, **_INVARIANT)
-    else:
-        select(_DECODE, scores, lengths, topK, longest=longest, next_n=next_n, nan="highest", out=out, **_INVARIANT)
+    lengths, options = first(lengths, rows // next_n), _INVARIANT if next_n == 1 else _INVARIANT | {"next_n": next_n}
+    select(_DECODE, scores, lengths, topK, longest=longest, nan="highest", out=out, **options)
 
 
 def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
@@ -181,14 +169,10 @@ def deep_select_topk(
     Tensor of `indices_dtype`
         `output_idx`, or a new tensor of shape (rows, topk).
     """
-    require(indices_dtype in (torch.int32, torch.int64), "indices_dtype", indices_dtype, "torch.int32 or torch.int64")
-    options = _INVARIANT if indices_dtype is torch.int32 else {"index_dtype": "int64", **_INVARIANT}
-    if output_idx is None:
-        return select(_DEEP_SELECT, input, end, topk, **options).indices
-    if output_idx.dtype is not indices_dtype:
-        raise ArgumentError("output_idx", f"dtype {output_idx.dtype}", f"{indices_dtype}")
-    select(_DEEP_SELECT, input, end, topk, out=part(output_idx, "output_idx", input.shape[0], topk), **options)
-    return output_idx
+    dtype = index_dtype(indices_dtype, "indices_dtype", output_idx)
+    out = None if output_idx is None else part(output_idx, "output_idx", input.shape[0], topk)
+    found = select(_DEEP_SELECT, input, end, topk, out=out, index_dtype=dtype, **_INVARIANT).indices
+    return found if output_idx is None else output_idx
 
 
 def _sparse_indexer_topk(
@@ -197,8 +181,9 @@ def _sparse_indexer_topk(
     """``SparseIndexerTopk.forward`` of vLLM: its decode step, where the user has not named a kernel of vLLM."""
     if getattr(self, "_backend", None) != "auto":
         raise Declined
-    rows, (stride0, stride1) = logits.shape[0], logits.stride()
-    if next_n > 1 and seq_lens.numel() == rows:
+    stride0, stride1 = logits.stride()
+    scores, out = operands(logits, topk_indices, logits.shape[0], stride0, stride1, topk_tokens)
+    if next_n > 1 and seq_lens.numel() == scores.shape[0]:
         # Each row's own length, as vLLM's other kernels of this step read them.
         seq_lens, next_n = seq_lens.reshape(-1), 1
-    _decode(logits, next_n, seq_lens, topk_indices, rows, stride0, stride1, topk_tokens, max_seq_len)
+    _decode(scores, next_n, seq_lens, out, topk_tokens, max_seq_len)
