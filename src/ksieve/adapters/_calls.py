@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters import _verify
+from ksieve.adapters import _signatures, _verify
 from ksieve.adapters._operators import Operator
 from ksieve.adapters._select import Declined
 from ksieve.adapters._tally import TALLY
@@ -56,16 +56,25 @@ def engine_s_own() -> Iterator[None]:
 
 
 class Replacement:
-    """The function in an operator's place; after `uninstall` a reference kept elsewhere calls the engine's own."""
+    """The function in an operator's place; after `restore` a reference kept elsewhere calls the engine's own."""
 
-    def __init__(self, operator: Operator, own: Callable[..., Any], function: Callable[..., Any]) -> None:
-        self.operator, self.own, self.function, self.on = operator, own, function, True
-        self.name = operator.name
+    def __init__(self, operator: Operator) -> None:
+        self.operator, self.owner, self.on = operator, _signatures.owner_of(operator), True
+        self.direct = operator.attribute in vars(self.owner)  # otherwise inherited, or made by a module's __getattr__
+        self.own: Callable[..., Any] = getattr(self.owner, operator.attribute)
         # Methods are looked up in classes, so that what takes a function's place has to be one.
         self.call = self._function()
+        setattr(self.owner, operator.attribute, self.call)
+
+    def restore(self) -> None:
+        self.on = False
+        if self.direct:
+            setattr(self.owner, self.operator.attribute, self.own)
+        else:
+            delattr(self.owner, self.operator.attribute)
 
     def _function(self) -> Callable[..., Any]:
-        function, name, running = self.function, self.name, TALLY.running
+        function, name, running = _signatures.adapter_of(self.operator), self.operator.name, TALLY.running
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
@@ -75,17 +84,17 @@ class Replacement:
             running.operator = name
             try:
                 result = function(*args, **kwargs)
-            except Declined:
-                return self._by_engine(args, kwargs)
             except Exception as error:  # also a fault of ksieve, or no memory: a request does not fail for it
-                TALLY.fell_back(name, error)
-                if name not in _said:
-                    _said.add(name)
-                    if isinstance(error, KsieveError):
-                        _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", name, str(error))
-                    else:
-                        _log.exception("%s: ksieve failed, and the engine's own serves the call", name)
-                return self._by_engine(args, kwargs)
+                if not isinstance(error, Declined):
+                    TALLY.fell_back(name, error)
+                    if name not in _said:
+                        _said.add(name)
+                        if isinstance(error, KsieveError):
+                            _log.warning("%s: the engine's own serves calls that ksieve refuses: %s", name, str(error))
+                        else:
+                            _log.exception("%s: ksieve failed, and the engine's own serves the call", name)
+                with engine_s_own():
+                    return self.own(*args, **kwargs)
             finally:
                 asked = running.asked
                 running.operator = running.asked = None  # a reference would keep the scores in memory
@@ -101,7 +110,3 @@ class Replacement:
             call._schema = self.own.default._schema  # type: ignore[attr-defined]
             return call
         return functools.wraps(self.own)(call)
-
-    def _by_engine(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with engine_s_own():
-            return self.own(*args, **kwargs)

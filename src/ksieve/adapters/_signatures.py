@@ -187,13 +187,9 @@ def _examined(operator: Operator) -> Finding:
         importlib.import_module(operator.source)
         return finding(operator)
     except Exception as error:  # an engine's import may fail in any way
-        missing = isinstance(error, ModuleNotFoundError) and _is_part(error.name, operator.source)
+        missing = isinstance(error, ModuleNotFoundError) and f"{operator.source}.".startswith(f"{error.name}.")
         problem = None if missing else f"{operator.source}: {type(error).__name__}: {error}"
         return Finding(operator.name, None, known(operator), problem)
-
-
-def _is_part(missing: str | None, module: str) -> bool:
-    return missing is not None and (module == missing or module.startswith(f"{missing}."))
 
 
 def refused(engine: str, findings: list[Finding]) -> str | None:

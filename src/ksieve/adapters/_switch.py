@@ -30,25 +30,7 @@ from ksieve.core.errors import BackendError
 _log = logging.getLogger("ksieve.adapters")
 _lock = threading.RLock()
 _installed: dict[str, tuple[Operator, ...]] = {}
-_replaced: dict[str, _Place] = {}
-
-
-class _Place:
-    """Where an operator was replaced."""
-
-    def __init__(self, operator: Operator) -> None:
-        self.operator, self.owner = operator, _signatures.owner_of(operator)
-        self.direct = operator.attribute in vars(self.owner)  # otherwise inherited, or made by a module's __getattr__
-        own = getattr(self.owner, operator.attribute)
-        self.replacement = _calls.Replacement(operator, own, _signatures.adapter_of(operator))
-        setattr(self.owner, operator.attribute, self.replacement.call)
-
-    def restore(self) -> None:
-        self.replacement.on = False
-        if self.direct:
-            setattr(self.owner, self.operator.attribute, self.replacement.own)
-        else:
-            delattr(self.owner, self.operator.attribute)
+_replaced: dict[str, _calls.Replacement] = {}
 
 
 class Engine:
@@ -120,9 +102,9 @@ class Engine:
                 return
             kept = {operator.name for operators in _installed.values() for operator in operators}
             ended = [_replaced.pop(name) for name in list(_replaced) if name not in kept]
-            _rename({id(place.replacement.call): place.replacement.own for place in ended})
-            for place in ended:
-                place.restore()
+            _rename({id(each.call): each.own for each in ended})
+            for each in ended:
+                each.restore()
             if not _replaced:
                 _select.observer = None
             _FINDER.watch()
@@ -181,10 +163,11 @@ def _replace(engine: str, operators: Sequence[Operator]) -> str | None:
     """Replace the operators whose signatures are known; return words for the others, None if there are none."""
     fresh = [operator for operator in operators if operator.name not in _replaced]
     findings = [_signatures.finding(operator) for operator in fresh]
-    places = [_Place(o) for o, found in zip(fresh, findings, strict=True) if found.found is not None and found.fits]
-    _select.observer = TALLY.see if places or _replaced else None
-    _replaced.update({place.operator.name: place for place in places})
-    _rename({id(place.replacement.own): place.replacement.call for place in places})
+    fitting = [o for o, found in zip(fresh, findings, strict=True) if found.found is not None and found.fits]
+    made = [_calls.Replacement(operator) for operator in fitting]
+    _select.observer = TALLY.see if made or _replaced else None
+    _replaced.update({each.operator.name: each for each in made})
+    _rename({id(each.own): each.call for each in made})
     return _signatures.refused(engine, findings)
 
 

@@ -19,6 +19,9 @@ _log = logging.getLogger("ksieve.adapters")
 _MOST_SHAPES = 4096
 _MOST_SAID = 4
 
+Asked = tuple[Any, Any, int, dict[str, Any]]
+"""Scores, lengths, k and options of a selection."""
+
 
 @dataclass(frozen=True, slots=True)
 class Calls:
@@ -116,10 +119,10 @@ def announce(text: str, *values: object) -> None:
 
 
 class _Running(threading.local):
-    """The operator that a thread is in, and its last selection: scores, lengths, k and options."""
+    """The operator that a thread is in, and its last selection."""
 
     operator: str | None = None
-    asked: tuple[Any, Any, Any, dict[str, Any]] | None = None
+    asked: Asked | None = None
 
 
 class Tally:

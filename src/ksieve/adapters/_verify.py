@@ -14,7 +14,7 @@ import torch
 from ksieve import dispatch
 from ksieve.adapters._operators import Operator
 from ksieve.adapters._signatures import known, names_of
-from ksieve.adapters._tally import TALLY
+from ksieve.adapters._tally import TALLY, Asked
 from ksieve.checking.verify import verify
 from ksieve.core.groups import grouped
 from ksieve.core.options import Options
@@ -36,21 +36,31 @@ def compare(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     result: Any,
-    asked: tuple[Any, Any, int, dict[str, Any]] | None,
+    asked: Asked | None,
 ) -> None:
     """Compare one answer with the engine's and count its rows; never raises.
 
     `own`: the engine's operator, which gets copies of the arguments that it writes to. `args`, `kwargs`, `result`: the
-    served call, and what it returned. `asked`: scores, lengths, k and options of its selection; None if it selected
-    nothing.
+    served call, and what it returned. `asked`: its selection; None if it selected nothing.
     """
     if asked is None:
         return
+
+    def copied(name: str, value: Any) -> Any:
+        return value.clone() if name in operator.writes and value is not None else value
+
     try:
         if asked[0].is_cuda and torch.cuda.is_current_stream_capturing():
             TALLY.verify(captured=1)
             return
-        _compare(operator, own, args, kwargs, result, asked)
+        names = names_of(known(operator)[0])
+        bound = {**dict(zip(names, args, strict=False)), **kwargs}
+        arguments = [copied(name, value) for name, value in zip(names, args, strict=False)]
+        keywords = {name: copied(name, value) for name, value in kwargs.items()}
+        returned = own(*arguments, **keywords)
+        written = {**dict(zip(names, arguments, strict=False)), **keywords}
+        fill = -1 if operator.fill is None else bound.get(*operator.fill)
+        _judge(operator, asked, _answer(operator, bound, result), _answer(operator, written, returned), fill)
     except Exception as error:  # an engine's operator may raise anything, and the request has been served
         TALLY.verify(failed=1)
         _once("failed", f"{operator.name} could not be compared with the engine's own: {error!r}")
@@ -62,37 +72,19 @@ def _once(what: str, text: str) -> None:
         _log.warning("%s", text)
 
 
-def _compare(
-    operator: Operator,
-    own: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    result: Any,
-    asked: tuple[Any, Any, int, dict[str, Any]],
-) -> None:
+def _judge(operator: Operator, asked: Asked, ours: Any, theirs: Any, fill: int) -> None:
+    """Count the rows of an answer and of the engine's own, whose unused slots hold `fill`."""
     scores, lengths, k, options = asked
-    rows, names = scores.shape[0], names_of(known(operator)[0])
-    bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    fill = -1 if operator.fill is None else bound.get(*operator.fill)
-
-    def copied(name: str, value: Any) -> Any:
-        return value.clone() if name in operator.writes and value is not None else value
-
-    arguments = [copied(name, value) for name, value in zip(names, args, strict=False)]
-    keywords = {name: copied(name, value) for name, value in kwargs.items()}
-    returned = own(*arguments, **keywords)
-    written = {**dict(zip(names, arguments, strict=False)), **keywords}
-    expand = options.get("expand", 1)
+    rows, expand = scores.shape[0], options.get("expand", 1)
     columns = k * expand + (expand - 1 if "tail" in options else 0)
-    ours, theirs = (_answer(operator, *answer)[:rows, :columns] for answer in ((bound, result), (written, returned)))
-
+    ours, theirs = (slots[:rows, :columns] for slots in (ours, theirs))
     mapped = "page_table" in options or "offsets" in options
     differs = _differ(ours, theirs)
     if mapped:
         # What was served cannot be mapped back: the same selection again, with the positions before the mapping.
         again = {name: value for name, value in options.items() if name not in _OUTPUTS}
         served, _, positions, *_ = dispatch.select(scores, lengths, k, given=again | {"raw": True})
-        other = _differ(_unfilled(ours, fill), served)
+        other = _differ(ours if fill == -1 else ours.masked_fill(ours == fill, -1), served)
     else:
         positions, other = ours, torch.zeros_like(differs)
     judged = grouped({name: options[name] for name in _JUDGED if name in options})
@@ -139,15 +131,11 @@ def _differ(a: Any, b: Any) -> Any:
     return (a.long().sort(1).values != b.long().sort(1).values).any(1)
 
 
-def _unfilled(slots: Any, fill: int) -> Any:
-    return slots if fill == -1 else slots.masked_fill(slots == fill, -1)
-
-
 def _mask(verdict: Any, like: Any) -> Any:
     return torch.from_numpy(np.asarray(verdict.reasons != 0)).to(like.device)
 
 
-def _tied(asked: tuple[Any, Any, int, dict[str, Any]], positions: Any, rows: Any) -> Any:
+def _tied(asked: Asked, positions: Any, rows: Any) -> Any:
     """Of the given rows, those with another exact answer: `ksieve.verify` counts them one row at a time."""
     scores, lengths, k, options = asked
     tied = torch.zeros_like(rows)
@@ -161,14 +149,13 @@ def _tied(asked: tuple[Any, Any, int, dict[str, Any]], positions: Any, rows: Any
     return tied
 
 
-def _keep(operator: Operator, asked: tuple[Any, Any, int, dict[str, Any]], row: int) -> Path:
+def _keep(operator: Operator, asked: Asked, row: int) -> Path:
     """Write the window of a row to a file in a folder of its own, for ``ksieve select``."""
     scores, lengths, k, options = asked
-    bounds = options.get("ends", lengths)
     kind: Any = "ends" if "ends" in options else "lengths"
     begin, length = windows(
         Options(windows=kind, next_n=options.get("next_n", 1)), scores.shape[0], scores.shape[1],
-        lengths=_host(bounds), starts=_host(options.get("starts")),
+        lengths=_host(options.get("ends", lengths)), starts=_host(options.get("starts")),
     )  # fmt: skip
     valid = scores[row, int(begin[row]) : int(begin[row] + length[row])].cpu()
     padded = valid if len(valid) else valid.new_zeros(1)
