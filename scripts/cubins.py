@@ -8,7 +8,7 @@ leads to it (architecture, rows, width, k, ...), so that it survives renames of 
 three hashes of it: of the machine code with its resources, of the PTX with all symbols renamed by first use, and of the
 inputs (`kernel_inputs`). A kernel is equal if one agrees: ptxas lays functions out in the order of their names, so a
 renamed function moves machine code. ``serving`` marks what one device of each architecture serves
-(`build.device_of_arch`; of 9.0 the H200); the other problems reach the remaining paths of the kernel text, some by a
+(`build.devices_of_arch`; of 9.0 the H200); the other problems reach the remaining paths of the kernel text, some by a
 forced ``family``. `ksieve build` also compiles what only an H100 serves. A new problem is written into the list as it
 is; ``make cubins UPDATE=1`` adds its hashes.
 
@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 
 import kernel_inputs
 from canonical_ptx import canonical
+from cuda.bindings import nvrtc
 from kernel_inputs import inputs_of
 from rich.console import Console
 from rich.progress import track
@@ -50,7 +51,7 @@ from ksieve.backends.cuda.jit import build
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.spec import ARCHITECTURES, KernelSpec
 from ksieve.core import atomic
-from ksieve.core.errors import KsieveError
+from ksieve.core.errors import BackendError, KsieveError
 from ksieve.core.options import Options
 from ksieve.planning.plan import Plan
 
@@ -93,7 +94,7 @@ def kernel_of(record: Record) -> tuple[KernelSpec, Plan]:
         If the problem takes fewer launches than the record counts.
     """
     made = build.needed(
-        build.device_of_arch(record["arch"]),
+        build.devices_of_arch(record["arch"])[-1],
         rows=[record["rows"]], widths=[record["width"]], ranks=[record["k"]], dtypes=[record.get("dtype", "float32")],
         families=[record.get("family")], policy=record.get("policy"), stats=record.get("stats", False),
         leading=record.get("leading", False),
@@ -107,7 +108,8 @@ def serving() -> dict[KernelSpec, Record]:
     found: dict[KernelSpec, Record] = {}
     problems = product(ARCHITECTURES, build.SERVING_ROWS, build.SERVING_WIDTHS, build.SERVING_RANKS)
     for arch, rows, width, k in problems:
-        for launch, spec in enumerate(build.needed(build.device_of_arch(arch), rows=[rows], widths=[width], ranks=[k])):
+        device = build.devices_of_arch(arch)[-1]
+        for launch, spec in enumerate(build.needed(device, rows=[rows], widths=[width], ranks=[k])):
             record = {"arch": arch, "rows": rows, "width": width, "k": k} | ({"launch": launch} if launch else {})
             found.setdefault(spec, record | {"serving": True})
     return found
@@ -145,12 +147,24 @@ def machine_code(cubin: bytes, ptx: str) -> tuple[int, list[bytes | str]]:
     return size, parts
 
 
+def held_ptx(program: Any) -> str:
+    """PTX of a compiled program: cuda-core would compile again for it, and query the driver; NVRTC already holds it."""
+    code, size = nvrtc.nvrtcGetPTXSize(program.handle)
+    text = bytearray(size)
+    if not int(code):
+        (code,) = nvrtc.nvrtcGetPTX(program.handle, text)
+    if int(code):
+        raise BackendError(f"{compiler.compiler_version()} keeps no PTX (error {int(code)})")
+    return text.decode().rstrip("\0")
+
+
 def measured(spec: KernelSpec, plan: Plan) -> Record:
     """Compile a kernel: its hashes, its resources, the compiler's version, and what keeps it from running as planned.
 
     ``shared`` is the dynamic and static shared memory of a block in bytes, ``bytes`` the size of the machine code.
     """
-    cubin, ptx = compiler.compile_with_ptx(spec, compiler.shipped_sources())
+    program, cubin = compiler._compiled(spec, compiler.shipped_sources())
+    ptx = held_ptx(program)
     used, text = cubin.resources, canonical(ptx)
     size, code = machine_code(cubin.code, text.text)
     facts = {

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-
-Fill = Callable[[Any, Any, int], None]
-"""``fill(matrix, lengths, seed)`` writes scores into a matrix on its device, past the lengths too."""
 
 CHUNK = 1 << 26
 """Scores made at a time: bounds the temporaries to about 1 GB."""
@@ -22,17 +19,6 @@ def blocks(rows: int, width: int, chunk: int = CHUNK) -> Iterator[slice]:
     step = max(1, chunk // max(width, 1))
     for begin in range(0, rows, step):
         yield slice(begin, min(begin + step, rows))
-
-
-def normal(matrix: Any, lengths: Any, seed: int = 0) -> None:
-    """Fill a matrix with independent standard normal scores."""
-    import torch
-
-    generator = torch.Generator(device=matrix.device)
-    generator.manual_seed(seed)
-    for part in blocks(*matrix.shape):
-        shape = matrix[part].shape
-        matrix[part] = torch.randn(shape, device=matrix.device, generator=generator)
 
 
 def ragged(rows: int, width: int, seed: int = 0) -> Any:

@@ -21,7 +21,7 @@ from ksieve import dispatch
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning.plan import Plan
-from ksieve.tuning import fills, tasks, timing
+from ksieve.tuning import tasks, timing
 from ksieve.tuning.timing import Contender
 from ksieve_lab.bench import engine_switch, runner, scores
 from ksieve_lab.bench.engine_calls import Inputs, contender_of, line, planned
@@ -182,7 +182,7 @@ def measure(settings: Settings, live: Live) -> Facts:
     return settings.payload(told, lengths="ragged", variables=variables, shapes=None, dtype=None)
 
 
-def _inputs(case: Case, fill: fills.Fill, seed: int) -> list[Inputs] | str:
+def _inputs(case: Case, fill: scores.Fill, seed: int) -> list[Inputs] | str:
     lengths = scores.lengths_of("ragged", case.rows, case.width, seed, "cpu")
     matrices = tasks.allocate(case.rows, case.width, case.dtype)
     if isinstance(matrices, str):

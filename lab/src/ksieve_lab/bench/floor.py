@@ -51,7 +51,8 @@ class ReadKernel:
 @cache
 def sources() -> Sources:
     """The read kernels' text, with the headers of the package."""
-    return compiler.shipped_sources().joined(Path(__file__).with_name("floor.cu"))
+    shipped, own = compiler.shipped_sources(), Path(__file__).with_name("floor.cu")
+    return shipped.of(shipped.directory, {**dict(shipped.texts), own.name: own.read_text(encoding="utf-8")})
 
 
 KERNELS = (

@@ -57,7 +57,7 @@ class Here:
     device: Any
     settings: Settings
     loaded: Sequence[tuple[peers.Peer, peers.Own]]
-    law: fills.Fill
+    law: scores.Fill
 
 
 def by_case(

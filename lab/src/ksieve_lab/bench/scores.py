@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ksieve.core.errors import ArgumentError
 from ksieve.core.paths import unreadable
-from ksieve.tuning.fills import Fill, blocks, endpoint_structured, normal
+from ksieve.tuning.fills import blocks, endpoint_structured
+
+Fill = Callable[[Any, Any, int], None]
+"""``fill(matrix, lengths, seed)`` writes scores into a matrix on its device, past the lengths too."""
 
 
 def lengths_of(kind: str, rows: int, width: int, seed: int = 0, device: Any = "cuda") -> Any:
@@ -28,6 +32,17 @@ def check_lengths(kind: str) -> None:
 
     if not kind.isdecimal() and kind not in LENGTHS:
         raise ArgumentError("lengths", repr(kind), f"one of {', '.join(LENGTHS)}, or a number")
+
+
+def normal(matrix: Any, lengths: Any, seed: int = 0) -> None:
+    """Fill a matrix with independent standard normal scores."""
+    import torch
+
+    generator = torch.Generator(device=matrix.device)
+    generator.manual_seed(seed)
+    for part in blocks(*matrix.shape):
+        shape = matrix[part].shape
+        matrix[part] = torch.randn(shape, device=matrix.device, generator=generator)
 
 
 def in_blocks(block: int) -> Fill:

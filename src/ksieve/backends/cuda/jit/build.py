@@ -14,7 +14,7 @@ from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
-from ksieve.planning import length_bins, shapes
+from ksieve.planning import length_bins, memory, shapes
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
 
@@ -25,31 +25,19 @@ SERVING_ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
 MAX_ROWS, MAX_WIDTH = 16_384, 262_144
 """Largest matrix of scores for which the kernels of an engine's calls are built, if no other is named."""
 
-_REGISTERS_PER_SM = 65_536
-_RESERVED_SHARED = 1024
-"""Shared memory that the system takes from every resident block, compute capability 8.0 and later."""
-
-
-def device_of_arch(arch: str) -> DeviceInfo:
-    """Return the known device for which the plans of an architecture are made.
-
-    Raises `ArgumentError` if no device of `DEVICES` has that architecture.
-    """
-    # The last entry of the table: of two GPUs with one architecture, the one with the higher memory bandwidth.
-    known = {architecture(device.capability): device for device in DEVICES.values()}
-    if arch not in known:
-        raise ArgumentError("arch", repr(arch), f"one of {', '.join(known)}")
-    return known[arch]
-
 
 def devices_of_arch(arch: str) -> list[DeviceInfo]:
-    """Return the known devices of an architecture that have launch shapes of their own; else `device_of_arch`.
+    """Return the known devices of an architecture that have launch shapes of their own; else the last one.
+
+    The last device of an architecture in `DEVICES` is the one with the highest memory bandwidth.
 
     Raises `ArgumentError` if no device of `DEVICES` has that architecture.
     """
-    one = device_of_arch(arch)
     same = [device for device in DEVICES.values() if architecture(device.capability) == arch]
-    return [device for device in same if shapes.own_card(shapes.of(device).name, device)] or [one]
+    if not same:
+        known = dict.fromkeys(architecture(device.capability) for device in DEVICES.values())
+        raise ArgumentError("arch", repr(arch), f"one of {', '.join(known)}")
+    return [device for device in same if shapes.own_card(shapes.of(device).name, device)] or same[-1:]
 
 
 def needed(
@@ -148,12 +136,12 @@ def shortcomings(plan: Plan, spec: KernelSpec, used: Resources) -> list[str]:
         found.append(f"spills {used.spill_stores} bytes to and {used.spill_loads} from local memory")
     # Registers are allocated to warps in units of eight per thread.
     registers = -(-used.registers // 8) * 8 * plan.threads * blocks
-    if registers > _REGISTERS_PER_SM:
+    if registers > memory.REGISTERS_PER_SM:
         found.append(f"{used.registers} registers leave no room for {blocks} blocks of {plan.threads}")
     block = spec.shared_bytes + used.static_shared
     if block > device.shared_per_block:
         found.append(f"{block} bytes of shared memory exceed the {device.shared_per_block} of a block")
-    resident = (block + _RESERVED_SHARED) * blocks
+    resident = (block + memory.RESERVED_SHARED) * blocks
     if resident > device.shared_per_sm:
         found.append(f"{blocks} blocks need {resident} of {device.shared_per_sm} bytes of shared memory")
     return found

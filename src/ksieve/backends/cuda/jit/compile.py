@@ -69,10 +69,6 @@ class Sources:
         texts = tuple(files.items())
         return cls(directory, texts, hashlib.sha256(repr(texts).encode()).hexdigest())
 
-    def joined(self, path: Path) -> Sources:
-        """These sources and one more file, under its name, that may include them."""
-        return self.of(self.directory, {**dict(self.texts), path.name: path.read_text(encoding="utf-8")})
-
     def text(self, name: str) -> str:
         """Text of one file."""
         try:
@@ -119,24 +115,6 @@ def compile_kernel(spec: KernelSpec, sources: Sources) -> Cubin:
     Raises `BackendError` if the compiler is missing, does not know the architecture, or rejects the source.
     """
     return _compiled(spec, sources)[1]
-
-
-def compile_with_ptx(spec: KernelSpec, sources: Sources) -> tuple[Cubin, str]:
-    """Compile one specialisation, and return the PTX that its machine code was made from as well.
-
-    Raises `BackendError` as `compile_kernel` does.
-    """
-    from cuda.bindings import nvrtc
-
-    program, cubin = _compiled(spec, sources)
-    # cuda-core would compile again for PTX, and query the driver; NVRTC already holds the PTX.
-    code, size = nvrtc.nvrtcGetPTXSize(program.handle)
-    text = bytearray(size)
-    if not int(code):
-        (code,) = nvrtc.nvrtcGetPTX(program.handle, text)
-    if int(code):
-        raise BackendError(f"{compiler_version()} keeps no PTX of {describe(spec)} (error {int(code)})")
-    return cubin, text.decode().rstrip("\0")
 
 
 def _compiled(spec: KernelSpec, sources: Sources) -> tuple[Any, Cubin]:
