@@ -167,7 +167,7 @@ def precompile(plans: Iterable[tuple[Plan, bool]], calls: Iterable[Callable[[], 
 
 def compiled(specs: Collection[KernelSpec]) -> None:
     """Compile these on all cores."""
-    for _, found in cache.obtain_all(specs):
+    for _, found in cache.compile_all(specs):
         if isinstance(found, BackendError):
             raise found
 

@@ -70,7 +70,7 @@ def host(monkeypatch):
 
     reads = [timing.Contender("read a", lambda i: None), timing.Contender("read b", lambda i: None)]
     monkeypatch.setattr(tasks, "require_device", lambda: H200)
-    monkeypatch.setattr(cache, "obtain_all", lambda specs: iter(()))
+    monkeypatch.setattr(cache, "compile_all", lambda specs: iter(()))
     monkeypatch.setattr(tasks, "allocate", allocate)
     monkeypatch.setattr(floor, "contenders", lambda *_: list(reads))
     monkeypatch.setattr(timing, "measure", measure)

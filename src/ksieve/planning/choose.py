@@ -41,25 +41,12 @@ def choose(
 ) -> Plan:
     """Choose a plan for a problem on a device.
 
-    Parameters
-    ----------
-    problem : Problem
-    device : DeviceInfo
-    family : str, optional
-        Force a kernel family instead of choosing one.
-    policy : SamplingPolicy or str, optional
-        Force a sampling policy; ``"direct"`` forces the direct-exact route.
-    splits : int, optional
-        CUDA family "stream_split" only: force the number of CTAs per row.
-    kept : bool
-        Whether the workspace is kept between calls, so that it is zeroed once, as one from `Plan.workspace` is. If not,
-        as in a captured graph, every call may have to zero it.
+    `family`, `policy`: forced ones; the policy ``"direct"`` forces the direct-exact route. `splits`: forced number of
+    CTAs per row, of the CUDA family "stream_split" only. `kept`: whether the workspace is kept between calls, so that
+    it is zeroed once, as one from `Plan.workspace` is. If not, as in a captured graph, every call may have to zero it.
 
-    Raises
-    ------
-    ArgumentError
-        If the forced family does not exist on the device or cannot run the shape, or a fact of the device is out of
-        range.
+    Raises `ArgumentError` if the forced family does not exist on the device or cannot run the shape, or a fact of the
+    device is out of range.
     """
     device = check_device(device)
     if device.kind == "cpu":

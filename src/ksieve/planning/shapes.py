@@ -245,7 +245,9 @@ def parts_of(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
 
     def fields_of(entry: Mapping[str, Any]) -> dict[str, Any]:
         kept = {key: value for key, value in entry.items() if key not in FACTS}
-        return {"source": f"{TUNED}{name}: {advantage(entry)}"} | kept
+        beat = f", {entry['by']:.2f} times as fast as {entry['beat']}" if entry.get("beat") else ""
+        gain = f"{entry['us']:.1f} us where it was measured{beat}" if "us" in entry else "as shipped"
+        return {"source": f"{TUNED}{name}: {gain}"} | kept
 
     found: dict[str, Any] = {}
     for part in {"resident", "streamed"} & facts.keys():
@@ -258,12 +260,6 @@ def parts_of(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
     if "strides" in facts:
         found["strides"] = tuple(Stride(**fields_of(entry)) for entry in facts["strides"])
     return found
-
-
-def advantage(entry: Mapping[str, Any]) -> str:
-    """Say what an entry of a file was measured to gain."""
-    beat = f", {entry['by']:.2f} times as fast as {entry['beat']}" if entry.get("beat") else ""
-    return f"{entry['us']:.1f} us where it was measured{beat}" if "us" in entry else "as shipped"
 
 
 @lru_cache

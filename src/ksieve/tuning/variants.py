@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ class Variant:
     family: str | None = None
     policy: SamplingPolicy | str | None = None
     geometry: tuple[tuple[str, int], ...] = ()
-    changes: tuple[tuple[str, int], ...] = field(default=())
+    changes: tuple[tuple[str, int], ...] = ()
     shapes_file: str = ""
 
     def plan(self, rows: int, width: int, k: int, dtype: str, device: DeviceInfo) -> Plan:
@@ -79,8 +79,8 @@ def compile_plans(
     from ksieve.backends.cuda.jit.spec import kernel_spec
 
     specs = dict.fromkeys(kernel_spec(launch) for plan in plans for launch in launches(plan))
-    found = {}
-    for spec, made in cache.obtain_all(specs):
-        found[spec] = made
+    found: dict[KernelSpec, Cubin | BackendError] = {}
+    for spec, made in cache.compile_all(specs):
+        found[spec] = made if isinstance(made, BackendError) else made[0]
         progress(len(found), len(specs))
     return found

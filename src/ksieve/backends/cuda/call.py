@@ -28,24 +28,14 @@ _NO_STATS = "stats=True reads results back, which is not possible while a stream
 implicit_workspaces = workspaces.Cache()
 
 
-def run(
-    plan: Plan,
-    call: Call,
-    *,
-    workspace: Any = None,
-    stats: bool = False,
-) -> Selection[Any]:
+def run(plan: Plan, call: Call, *, workspace: Any = None, stats: bool = False) -> Selection[Any]:
     """Enqueue one selection, which the plan covers, on the current stream of the scores' library.
 
     The arrays of the answer are the caller's, or new ones of the scores' library. With `stats` the call waits for the
     stream.
 
-    Raises
-    ------
-    WorkspaceError
-        If the workspace cannot serve the plan.
-    BackendError
-        If the kernel cannot be compiled or loaded; during a stream capture also if it is not loaded yet.
+    Raises `WorkspaceError` if the workspace cannot serve the plan. Raises `BackendError` if the kernel cannot be
+    compiled or loaded; during a stream capture also if it is not loaded yet.
     """
     info, scores = call.scores, call.arrays["scores"]
     rows, index = call.problem.rows, plan.problem.device.index

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ksieve.backends.cuda.jit.spec import KernelSpec, architecture, bare_spec
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime.launch import kernel_of
 from ksieve.core.options import RANKED, Options, Order, TieBreak
-from ksieve.core.ranking import RANKINGS, Ranking
+from ksieve.core.ranking import Ranking
 from ksieve.planning import memory
 
 TILE = struct.Struct("=10Qq6i")
@@ -48,12 +48,6 @@ def keep_kernel(arch: str, dtype: str, ranking: Ranking = "largest") -> KernelSp
     shared = memory.HISTOGRAM_BYTES + 16 * stages * THREADS + memory.CANDIDATE_BYTES + memory.fixed_bytes(0, THREADS, 0)
     shared = -(-shared // 16) * 16
     return bare_spec(STEM, arch, dtype, ranking, threads=THREADS, ctas_per_sm=CTAS_PER_SM, shared=shared, STAGES=stages)
-
-
-def keep_kernels(arch: str, dtypes: Iterable[str]) -> Iterator[KernelSpec]:
-    """Yield the specialisations of all rankings."""
-    for dtype, ranking in itertools.product(dtypes, RANKINGS):
-        yield keep_kernel(arch, dtype, ranking)
 
 
 def selections() -> Iterator[Options]:

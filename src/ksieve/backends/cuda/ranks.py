@@ -88,29 +88,12 @@ def launch(
 ) -> None:
     """Enqueue one of `STEMS` on a stream of device `index`.
 
-    Parameters
-    ----------
-    stem : str
-    shard : tuple of int
-        Fields of `SHARD`.
-    slots : int
-        Most slots of a row, at most `MOST_SLOTS`.
-    dtype : str
-        Of the scores.
-    ranking : Ranking
-    index : int
-        Ordinal of the device.
-    stream : int
-
-    Raises
-    ------
-    BackendError
-        If the kernel has to be compiled or loaded while the stream is captured, or the driver refuses the launch.
+    `shard`: fields of `SHARD`. `slots`: most of a row, at most `MOST_SLOTS`. `dtype`: of the scores. Raises
+    `BackendError` if the kernel has to be compiled or loaded while the stream is captured, or the driver refuses the
+    launch.
     """
-    rows = shard[14]
-    if not rows:
-        return
-    _kernel(stem, rows, slots, dtype, ranking, index, stream).run(SHARD, shard, rows, stream)
+    if rows := shard[14]:
+        _kernel(stem, rows, slots, dtype, ranking, index, stream).run(SHARD, shard, rows, stream)
 
 
 def load(stem: str, *, rows: int, slots: int, dtype: str, ranking: Ranking, index: int) -> None:

@@ -159,7 +159,7 @@ def profile(machine: Gpu, scores: Any, lengths: Any, k: int, choice: Choice) -> 
 @contextmanager
 def _in_place_of(plan: Plan, index: int, function: int) -> Iterator[None]:
     """Within a ``with`` block, run another function in calls with statistics."""
-    place, prepared = (index, kernel_spec(plan, stats=True)), (plan, True)
+    place, prepared = (index, kernel_spec(plan, stats=True)), (plan, True, False)
     before = launch._functions.pop(place, None)
     launch._launchers.pop(prepared, None)
     launch._functions[place] = function

@@ -73,7 +73,7 @@ class Bundle:
             )
         if member not in self.kernels:
             return None
-        with _opened(self.path) as archive:
+        with opened(self.path) as file, zipfile.ZipFile(file) as archive:
             return Cubin(_content(archive, member), "")
 
 
@@ -109,7 +109,8 @@ def read(path: Path) -> Bundle:
 
     Raises `BackendError` if it is absent, damaged, of another version, or could have been written by another user.
     """
-    with _errors(path), _opened(path) as archive:
+    # The variable may name a link, of which the target counts.
+    with _errors(path), opened(path) as file, zipfile.ZipFile(file) as archive:
         facts = json.loads(_content(archive, _INDEX))
         ksieve, sources, made_with = (str(facts[name]) for name in ("ksieve", "sources", "compiler"))
         made = Bundle(path, ksieve, sources, made_with, frozenset(facts["kernels"]))
@@ -175,13 +176,6 @@ def _read_once(path: Path, _: tuple[int, ...]) -> Bundle:
 def _member(spec: KernelSpec, digest: str) -> str:
     named = json.dumps(cache.identity_of(spec, digest), sort_keys=True).encode()
     return f"{spec.arch}/{spec.entry}-{hashlib.sha256(named).hexdigest()[:32]}.cubin"
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    # The variable may name a link, of which the target counts.
-    with opened(path) as file, zipfile.ZipFile(file) as archive:
-        yield archive
 
 
 def _content(archive: zipfile.ZipFile, member: str) -> bytes:

@@ -18,7 +18,7 @@ from ksieve.backends.cuda.jit.compile import Cubin, Sources
 from ksieve.backends.cuda.jit.spec import KernelSpec, describe
 from ksieve.core.errors import BackendError
 
-__all__ = ["cache_dir", "compile_all", "facts_of", "kept", "obtain", "obtain_all"]
+__all__ = ["cache_dir", "compile_all", "facts_of", "kept", "obtain"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +54,6 @@ def obtain(spec: KernelSpec, sources: Sources | None = None, directory: Path | N
 
     found, compiled = Store("cuda", directory).obtain(facts_of(spec, sources), make)
     return Cubin(found.code, found.report), compiled
-
-
-def obtain_all(specs: Collection[KernelSpec]) -> Iterator[tuple[KernelSpec, Cubin | BackendError]]:
-    """Yield each specialisation with its compiled kernel, or with the error of its compilation, in their order."""
-    for spec, made in compile_all(specs):
-        yield spec, made if isinstance(made, BackendError) else made[0]
 
 
 def compile_all(specs: Collection[KernelSpec]) -> Iterator[tuple[KernelSpec, tuple[Cubin, bool] | BackendError]]:

@@ -31,9 +31,6 @@ STEMS = {
 }
 """Source file of each kernel family, and of the kernel that bins rows by length."""
 
-CLUSTER_STEM = "resident/cluster"
-"""Source file of the kernel that runs in thread block clusters."""
-
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 """Values of KSIEVE_DTYPE."""
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ksieve.backends.cuda.jit import bundle, stalls
 from ksieve.backends.cuda.jit.compile import Sources
 from ksieve.backends.cuda.jit.spec import (
-    CLUSTER_STEM,
+    STEMS,
     KernelSpec,
     cooperative,
     extended,
@@ -24,7 +24,6 @@ from ksieve.backends.cuda.jit.spec import (
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime.driver import Driver
 from ksieve.core import table
-from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning import choose_cuda, length_bins
 from ksieve.planning.plan import Plan
@@ -64,9 +63,6 @@ _STREAM_IN_CONFIG = 32
 _COOPERATIVE = 2
 _CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
-_PATCH = struct.Struct(PARAMS.format + "I")
-_PATCH_OPTIONS = struct.Struct(PARAMS.format + OPTIONS.format[1:] + "I")
-_PATCH_SLOTS = struct.Struct(PARAMS.format + OPTIONS.format[1:] + SLOTS.format[1:] + "I")
 _STREAM = struct.Struct("=Q")
 _UNKNOWN_STREAM = -1
 
@@ -107,34 +103,17 @@ def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int, sourc
             start = time.perf_counter()
             cubin, compiled = bundle.obtain(spec, sources)
             stalls.add(compiled, time.perf_counter() - start)
-            _functions[index, spec] = driver.load(
-                cubin.code, spec.entry, spec.shared_bytes, clusters=spec.stem == CLUSTER_STEM
-            )
+            clusters = spec.stem == STEMS["resident_cluster"]
+            _functions[index, spec] = driver.load(cubin.code, spec.entry, spec.shared_bytes, clusters=clusters)
     return _functions[index, spec]
-
-
-def _check_device(plan: Plan, present: DeviceInfo) -> None:
-    """Refuse a plan made for another GPU model: its code or its shared memory may not fit this device."""
-    made = plan.device
-    if (made.capability, made.shared_per_block) != (present.capability, present.shared_per_block):
-        raise ArgumentError("plan", f"one made for {made.name}", f"one for cuda:{present.index}, {present.name}")
 
 
 class Kernel:
     """A loaded kernel, and the memory that describes its launches; safe to call from any thread.
 
-    Parameters
-    ----------
-    spec : KernelSpec
-    index : int
-        Ordinal of the device.
-    params_bytes : int
-        Size of the kernel's only argument, a struct. It lies first in the memory; the number of blocks follows it.
-    driver : Driver
-    stream : int
-        On which nothing may be captured if the kernel is not loaded yet.
-    attributes : sequence of tuple of four int
-        Of the launch: kind, and three numbers.
+    `index`: ordinal of the device. `params_bytes`: size of the kernel's only argument, a struct, which lies first in
+    the memory; the number of blocks follows it. `stream`: not being captured, if the kernel is not loaded yet.
+    `attributes`: of the launch: kind, and three numbers.
     """
 
     def __init__(
@@ -238,7 +217,10 @@ class Launcher(Kernel):
     ) -> None:
         self.plan = plan = length_bins.stats_plan(plan) if stats else plan
         driver = driver or cuda_driver.get()
-        _check_device(plan, driver.device_info(plan.problem.device.index))
+        made, present = plan.device, driver.device_info(plan.problem.device.index)
+        # Of another GPU model, code and shared memory may not fit this device.
+        if (made.capability, made.shared_per_block) != (present.capability, present.shared_per_block):
+            raise ArgumentError("plan", f"one made for {made.name}", f"one for cuda:{present.index}, {present.name}")
         self._k = plan.problem.selection.k
         self._ranks = choose_cuda.sample_ranks(plan)
         self._splits = plan.splits
@@ -253,10 +235,10 @@ class Launcher(Kernel):
         if overlaps(plan) and (plan.family not in _FIRST or plan.problem.options.overlap):
             attributes.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
         self.extended, self.with_slots = extended(plan), with_slots(plan)
-        self._patch = _PATCH_SLOTS if self.with_slots else _PATCH_OPTIONS if self.extended else _PATCH
         self.leading = leading
-        if leading:
-            self._patch = struct.Struct(self._patch.format[:-1] + LEADING.format[1:] + "I")
+        further = ((OPTIONS, self.extended), (SLOTS, self.with_slots), (LEADING, leading))
+        fields = PARAMS.format + "".join(layout.format[1:] for layout, taken in further if taken)
+        self._patch = struct.Struct(fields + "I")
         size = self._patch.size - 4
         spec = kernel_spec(plan, stats=stats, leading=leading)
         super().__init__(spec, plan.problem.device.index, size, driver, stream, attributes)
@@ -332,24 +314,21 @@ def kernel_of(spec: KernelSpec, index: int, params_bytes: int, stream: int) -> K
     return kernel
 
 
-_launchers: dict[tuple[Plan, bool], Launcher] = {}
-_leading_launchers: dict[tuple[Plan, bool], Launcher] = {}
+_launchers: dict[tuple[Plan, bool, bool], Launcher] = {}
 
 
 def launcher_of(plan: Plan, *, stats: bool, stream: int, leading: bool = False) -> Launcher:
     """Return the launcher of a plan, made on first use; equal plans share one."""
-    held = _leading_launchers if leading else _launchers
-    launcher = held.get((plan, stats))
+    launcher = _launchers.get((plan, stats, leading))
     if launcher is None:
-        if len(held) >= 4096:
-            held.clear()
-        launcher = held[plan, stats] = Launcher(plan, stats, stream, leading=leading)
+        if len(_launchers) >= 4096:
+            _launchers.clear()
+        launcher = _launchers[plan, stats, leading] = Launcher(plan, stats, stream, leading=leading)
     return launcher
 
 
 def forget() -> None:
     """Drop every launcher and loaded function, as in a new process; for tests."""
     _launchers.clear()
-    _leading_launchers.clear()
     _kernels.clear()
     _functions.clear()

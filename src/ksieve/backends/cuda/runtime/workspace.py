@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from ksieve.backends.cuda.jit.spec import STEMS
@@ -22,18 +23,16 @@ ALIGNMENT = 256
 """Required alignment of a caller's workspace, in bytes."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Workspace:
     """Device memory for the calls of one plan, one at a time: use one per stream.
 
     `pointer`: device address; 0 when the plan needs no workspace. `owner`: object that keeps the memory alive.
     """
 
-    __slots__ = ("owner", "plan", "pointer")
-
-    def __init__(self, plan: Plan, pointer: int, owner: Any) -> None:
-        self.plan = plan
-        self.pointer = pointer
-        self.owner = owner
+    plan: Plan
+    pointer: int
+    owner: Any
 
     @property
     def nbytes(self) -> int:
