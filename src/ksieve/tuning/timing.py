@@ -95,34 +95,31 @@ def measure(
     warm = sets * read_bytes < COLD_FACTOR * l2
     flush = torch.empty(int(COLD_FACTOR * l2) // 4, dtype=torch.int32, device="cuda").random_() if warm else None
     timings = [Timing(c.name) for c in contenders]
-    graphs: list[Any] = []
-    replays: list[int] = []
-    for contender, timing in zip(contenders, timings, strict=True):
+    ready: dict[int, tuple[Any, int]] = {}  # graphs of the contenders that have not failed, and replays of each
+    for number, contender in enumerate(contenders):
         try:
             graph = _capture(contender, sets)
-            _judge(contender, timing, graph, sets)
-            replays.append(_replays(graph, flush, sets, least_seconds, most_replays))
+            _judge(contender, timings[number], graph, sets)
+            ready[number] = graph, _replays(graph, flush, sets, least_seconds, most_replays)
         except Exception as error:
-            if failed(timings, timing, error):
+            if failed(timings, timings[number], error):
                 return timings
-            graph = None
-            replays.append(0)
-        graphs.append(graph)
     for turn in range(-1, rounds):
         for position in range(len(contenders)):
             which = (position + turn) % len(contenders)
             most = contenders[which].rounds
-            if graphs[which] is None or (most is not None and turn >= most):
+            if which not in ready or (most is not None and turn >= most):
                 continue
+            graph, replays = ready[which]
             try:
-                seconds = _timed(graphs[which], flush, replays[which])
+                seconds = _timed(graph, flush, replays)
             except Exception as error:
                 if failed(timings, timings[which], error):
                     return timings
-                graphs[which] = None
+                del ready[which]
                 continue
             if turn >= 0:
-                timings[which].rounds.append(seconds / replays[which] / sets * 1e6)
+                timings[which].rounds.append(seconds / replays / sets * 1e6)
     return timings
 
 
