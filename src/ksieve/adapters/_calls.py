@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import random
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,15 +25,6 @@ share = 0.0
 """Share of the calls that are compared; set by `ksieve.adapters._switch`."""
 
 
-class _Thread(threading.local):
-    """Whether the calls of a thread reach the engine's own operators."""
-
-    own = False
-
-
-_thread = _Thread()
-
-
 def share_of(given: float | None) -> float:
     """Return the share of calls to compare: an argument, or that of the environment."""
     text: Any = os.environ.get("KSIEVE_VERIFY", "") or 0 if given is None else given
@@ -47,12 +37,12 @@ def share_of(given: float | None) -> float:
 @contextlib.contextmanager
 def engine_s_own() -> Iterator[None]:
     """Inside, calls of this thread reach the engine's own operators."""
-    before = _thread.own
-    _thread.own = True
+    running = TALLY.running
+    before, running.own = running.own, True
     try:
         yield
     finally:
-        _thread.own = before
+        running.own = before
 
 
 class Replacement:
@@ -79,7 +69,7 @@ class Replacement:
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return function(*args, **kwargs)
-            if not self.on or _thread.own:
+            if not self.on or running.own:
                 return self.own(*args, **kwargs)
             running.operator = name
             try:

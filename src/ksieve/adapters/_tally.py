@@ -119,10 +119,11 @@ def announce(text: str, *values: object) -> None:
 
 
 class _Running(threading.local):
-    """The operator that a thread is in, and its last selection."""
+    """The operator that a thread is in, its last selection, and whether its calls reach the engine's own operators."""
 
     operator: str | None = None
     asked: Asked | None = None
+    own = False
 
 
 class Tally:
