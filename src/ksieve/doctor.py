@@ -27,6 +27,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.paths import is_folder, read_utf8
 from ksieve.core.text import parse_json, printable
+from ksieve.planning import tuned
 from ksieve.self_test import SelfTest
 
 PACKAGES = ("numpy", "numba", "torch", "cupy", "jax", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
@@ -136,6 +137,8 @@ def examine(progress: Progress = lambda _: None) -> Report:
 
     `progress`: called with a short text before each step. Compiling a kernel for the first time takes some seconds.
     """
+    from ksieve.backends import cuda
+
     progress("looking around")
     driver = driver_facts()
     tests = []
@@ -154,15 +157,9 @@ def examine(progress: Progress = lambda _: None) -> Report:
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         caches={kind: _cache(kind) for kind in code_cache.KINDS},
         tests=tuple(tests),
-        launch_shapes=launch_shapes(_devices(driver) if tests[1].ran else ()),
+        launch_shapes=launch_shapes([cuda.device_info(i) for i in range(len(driver.gpus))] if tests[1].ran else ()),
         bundle=bundle(),
     )
-
-
-def _devices(driver: Driver) -> list[DeviceInfo]:
-    from ksieve.backends import cuda
-
-    return [cuda.device_info(index) for index in range(len(driver.gpus))]
 
 
 def launch_shapes(devices: Sequence[DeviceInfo] = ()) -> tuple[Made, ...]:
@@ -170,8 +167,6 @@ def launch_shapes(devices: Sequence[DeviceInfo] = ()) -> tuple[Made, ...]:
 
     A file of one of the devices is checked as the planner checks it.
     """
-    from ksieve.planning import tuned
-
     asked = os.environ.get("KSIEVE_TUNED", "")
     if asked == "off":
         return ()
@@ -181,8 +176,6 @@ def launch_shapes(devices: Sequence[DeviceInfo] = ()) -> tuple[Made, ...]:
 
 
 def _launch_shapes(path: Path, devices: Sequence[DeviceInfo]) -> Made:
-    from ksieve.planning import tuned
-
     try:
         facts = parse_json(read_utf8(path))
         name, made = str(facts["device"]["name"]), f"measured {str(facts.get('date'))[:10]}"

@@ -9,23 +9,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ksieve.cli import files, terminal
+from ksieve.cli import terminal
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
 from ksieve.core.options import Options
+from ksieve.core.ranking import RANKINGS
 from ksieve.planning.plan import Plan
 
 if TYPE_CHECKING:
     from ksieve.backends.cpu.compiled import Kernel
     from ksieve.backends.cuda.jit.compile import Cubin
     from ksieve.backends.cuda.jit.spec import KernelSpec
-
-SUFFIXES = (".zip",)
-
-
-def bundle_target(path: str) -> Path:
-    """Return the file of ``--bundle``, so that it is refused before anything is compiled."""
-    return files.target("--bundle", path, "ksieve-kernels.zip", SUFFIXES)
 
 
 def of_self_test(devices: Iterable[DeviceInfo]) -> dict[KernelSpec, Plan]:
@@ -71,7 +65,8 @@ def of_tiles(
     for device, k, dtype in itertools.product(devices, ks, dtypes):
         if k > keep.MOST_SLOTS:
             continue
-        found |= dict.fromkeys(keep.keep_kernels(architecture(device.capability), [dtype]))
+        arch = architecture(device.capability)
+        found |= dict.fromkeys(keep.keep_kernel(arch, dtype, ranking) for ranking in RANKINGS)
         for options in keep.selections():
             for width in (k, 2 * k, keep.capacity_of(k)):
                 found |= build.needed(

@@ -96,70 +96,47 @@ def _with_mode(command: Callable[..., None], *, json: bool, quiet: bool) -> Call
     return run
 
 
-add(
-    app,
-    "doctor",
-    doctor.doctor,
-    "ksieve doctor",
-    "ksieve doctor --for vllm",
-    "ksieve doctor --json > machine.json",
-)
-add(
-    app,
-    "select",
-    selection.select,
-    "ksieve select scores.npy --k 2048 --out indices.npy",
-    "ksieve select scores.npy --k 2048 --lengths lengths.npy --out indices.npy",
-    "ksieve select scores.safetensors --k 512 --stats",
-    "ksieve select first.safetensors --next second.safetensors --k 2048 --out indices.npy",
-    "ksieve select scores.safetensors --k 2048 --policy direct --out indices.safetensors --stats-out stats.csv",
-    "torchrun --nproc-per-node 2 -m ksieve select scores.npy --k 2048 --out indices.npy",
-)
-add(
-    app,
-    "verify",
-    selection.verify,
-    "ksieve verify scores.npy indices.npy",
-    "ksieve verify scores.npy indices.npy --lengths lengths.npy",
-    "ksieve verify first.safetensors indices.npy --next second.safetensors",
-    "ksieve verify scores.safetensors other_library.npy --sentinel 2147483647",
-    "ksieve verify scores.npy indices.npy && echo exact",
-)
-add(
-    app,
-    "plan",
-    selection.plan,
-    "ksieve plan --rows 64 --width 128k --k 2048",
-    "ksieve plan --rows 4096 --width 262144 --k 2048 --device h200",
-    quiet=False,
-)
-add(
-    app,
-    "build",
-    kernels.build,
-    "ksieve build",
-    "ksieve build --arch sm_90a --arch sm_100a --k 2048",
-    "ksieve build --for vllm --k 2048 --max-rows 8192 --max-width 160k",
-    "ksieve build --arch sm_80 --family stream_unsampled --width 8192 --dtype bfloat16",
-    "ksieve build --arch sm_90a --arch sm_100a --bundle kernels.zip",
-)
-add(
-    app,
-    "cache",
-    kernels.cache,
-    "ksieve cache",
-    "ksieve cache --clear",
-    quiet=False,
-)
-
-add(
-    app,
-    "tune",
-    tune.tune,
-    "ksieve tune --quick",
-    "ksieve tune --quick --shapes 64x131072,8x1048576 --k 512",
-    "ksieve tune",
-)
+for name, command, *examples in (
+    ("doctor", doctor.doctor, "ksieve doctor", "ksieve doctor --for vllm", "ksieve doctor --json > machine.json"),
+    (
+        "select", selection.select,
+        "ksieve select scores.npy --k 2048 --out indices.npy",
+        "ksieve select scores.npy --k 2048 --lengths lengths.npy --out indices.npy",
+        "ksieve select scores.safetensors --k 512 --stats",
+        "ksieve select first.safetensors --next second.safetensors --k 2048 --out indices.npy",
+        "ksieve select scores.safetensors --k 2048 --policy direct --out indices.safetensors --stats-out stats.csv",
+        "torchrun --nproc-per-node 2 -m ksieve select scores.npy --k 2048 --out indices.npy",
+    ),
+    (
+        "verify", selection.verify,
+        "ksieve verify scores.npy indices.npy",
+        "ksieve verify scores.npy indices.npy --lengths lengths.npy",
+        "ksieve verify first.safetensors indices.npy --next second.safetensors",
+        "ksieve verify scores.safetensors other_library.npy --sentinel 2147483647",
+        "ksieve verify scores.npy indices.npy && echo exact",
+    ),
+    (
+        "plan", selection.plan,
+        "ksieve plan --rows 64 --width 128k --k 2048",
+        "ksieve plan --rows 4096 --width 262144 --k 2048 --device h200",
+    ),
+    (
+        "build", kernels.build,
+        "ksieve build",
+        "ksieve build --arch sm_90a --arch sm_100a --k 2048",
+        "ksieve build --for vllm --k 2048 --max-rows 8192 --max-width 160k",
+        "ksieve build --arch sm_80 --family stream_unsampled --width 8192 --dtype bfloat16",
+        "ksieve build --arch sm_90a --arch sm_100a --bundle kernels.zip",
+    ),
+    ("cache", kernels.cache, "ksieve cache", "ksieve cache --clear"),
+    (
+        "tune", tune.tune,
+        "ksieve tune --quick",
+        "ksieve tune --quick --shapes 64x131072,8x1048576 --k 512",
+        "ksieve tune",
+    ),
+):  # fmt: skip
+    add(app, name, command, *examples, quiet=name not in ("plan", "cache"))
 
 
 def main() -> NoReturn:

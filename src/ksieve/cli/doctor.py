@@ -46,7 +46,11 @@ def doctor(
     with terminal.status("looking around") as say:
         report = examination.examine(say)
     terminal.result(report.as_dict)
-    _print(report)
+    terminal.say(f"ksieve {report.ksieve} on this machine", style="bold")
+    terminal.facts(_facts(report), indent=2)
+    terminal.say()
+    terminal.say("Self-test", style="bold")
+    terminal.facts(((test.backend, _outcome(test)) for test in report.tests), indent=2)
     advice = examination.advise(report)
     terminal.say()
     if advice is None:
@@ -96,14 +100,6 @@ def _fit(finding: Finding) -> str:
     if finding.fits:
         return "can be replaced"
     return f"({finding.found}) is NOT known; ksieve takes ({') or ('.join(finding.takes)})"
-
-
-def _print(report: Report) -> None:
-    terminal.say(f"ksieve {report.ksieve} on this machine", style="bold")
-    terminal.facts(_facts(report), indent=2)
-    terminal.say()
-    terminal.say("Self-test", style="bold")
-    terminal.facts(((test.backend, _outcome(test)) for test in report.tests), indent=2)
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ksieve.cli import ahead, terminal
+from ksieve.cli import ahead, files, terminal
 from ksieve.cli.options import Dtype, Engine, PolicyName, choice, count, flag, option, output, refuse
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
@@ -88,7 +88,7 @@ def build(
     if ranks:
         refuse(fixed, "nothing with --ranks")
     named = [device for a in arch or () for device in planning.devices_of_arch(a)]
-    file = None if bundle is None else ahead.bundle_target(bundle)
+    file = files.optional_target("--bundle", bundle, "ksieve-kernels.zip", (".zip",))
     if bundle is None and not Store("cuda").writable():
         raise BackendError(f"{cache.cache_dir()} cannot be written: set KSIEVE_CACHE_DIR")
     devices = named or [_present_device()]
@@ -106,13 +106,16 @@ def build(
         return planning.needed(device, ranks=[k], dtypes=[dtype], options=options, **shapes)
 
     wanted: dict[KernelSpec, Plan | None] = {}
-    if engine is not None:
-        wanted |= _of_engine(engine, devices, ks, dtypes, **most)
-    else:
-        for device in devices:
+    for device in devices:
+        if engine is None:
             wanted |= planning.needed(
                 device, ranks=ks, dtypes=dtypes, families=family or [None], policy=policy, stats=stats, **shapes
             )
+            continue
+        from ksieve.adapters import _forms
+
+        with terminal.progress(f"planning for {device.name}", unit="kinds of calls") as update:
+            wanted |= _forms.needed(engine, device, ks=ks, dtypes=dtypes, progress=update, **most)
     if ranks:
         wanted |= ahead.of_ranks(devices, ks, dtypes, selected)
     if tiles:
@@ -165,19 +168,6 @@ def _kind_of(spec: KernelSpec, plan: Plan | None) -> str:
     if plan is None:
         return f"{spec.stem} {SCORE_DTYPES[dict(spec.defines)['KSIEVE_DTYPE']]}"
     return f"{plan.family} {plan.policy.name if plan.policy else 'direct'} {plan.problem.dtype}"
-
-
-def _of_engine(
-    engine: Engine, devices: Iterable[DeviceInfo], ks: Sequence[int], dtypes: Sequence[str], **most: int
-) -> dict[KernelSpec, Plan]:
-    """Kernels of an engine's calls on some devices."""
-    from ksieve.adapters import _forms
-
-    wanted: dict[KernelSpec, Plan] = {}
-    for device in devices:
-        with terminal.progress(f"planning for {device.name}", unit="kinds of calls") as update:
-            wanted |= _forms.needed(engine, device, ks=ks, dtypes=dtypes, progress=update, **most)
-    return wanted
 
 
 def _present_device() -> DeviceInfo:

@@ -147,7 +147,6 @@ def written_names(command: Any) -> dict[str, str]:
 
 _CALLED = re.compile(r"""\b(\w+)=(True\b|"[^"]*"|'[^']*'|\([\d, ]+\))""")
 """An argument and its value as Python code, in a message."""
-QUOTES = "()\"'"
 
 
 def as_written(error: ArgumentError | FileFormatError, names: Mapping[str, str]) -> Exception:
@@ -157,7 +156,8 @@ def as_written(error: ArgumentError | FileFormatError, names: Mapping[str, str])
         name, value = names.get(found[1], ""), found[2]
         if not name.startswith("--"):
             return found[0]
-        return name if value == "True" else f"{name} {value.strip(QUOTES).rstrip(',').replace(', ', ',')}"
+        bare = value.strip("()\"'").rstrip(",").replace(", ", ",")
+        return name if value == "True" else f"{name} {bare}"
 
     if isinstance(error, FileFormatError):
         return FileFormatError(_CALLED.sub(option, str(error)))
