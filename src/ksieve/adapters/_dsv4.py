@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters._select import from_starts, given, require, select
+from ksieve.adapters._select import require, select
 
 _PAGED = {"lengths": "seq_lens", "page_table": "page_tables", "out": "out_page_indices"} | {"raw": "out_raw_indices"}
 _SMALL = {"lengths": "seq_lens", "out": "out_page_indices"}
@@ -65,9 +65,11 @@ def topk_transform_paged(
     out_raw_indices : Tensor of int32, shape (rows, k), optional
         Receives the positions themselves, slot for slot.
     """
-    options = given(out=out_page_indices, raw=out_raw_indices)
+    options: dict[str, Any] = {"out": out_page_indices}
     if page_tables is not None:
         options |= {"page_table": page_tables, "page_size": page_size}
+    if out_raw_indices is not None:
+        options["raw"] = out_raw_indices
     select(_PAGED, scores, seq_lens, out_page_indices.shape[1], **options)
 
 
@@ -108,7 +110,9 @@ def topk_transform_ragged_v2(
     row_starts : Tensor of int32, shape (rows,), optional
         Default: windows start at 0.
     """
-    options = {"offsets": out_offsets, "out": out_indices} | from_starts(row_starts)
+    options: dict[str, Any] = {"offsets": out_offsets, "out": out_indices}
+    if row_starts is not None:
+        options |= {"starts": row_starts, "index_base": "start"}
     select(_RAGGED, scores, seq_lens, out_indices.shape[1], **options)
 
 

@@ -106,16 +106,6 @@ def _prepare_whole(
     _whole.add(key)
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """Return the options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def from_starts(starts: Any, base: str = "start") -> dict[str, Any]:
-    """Options of windows that begin at `starts`, and not at 0 where that is not None."""
-    return {} if starts is None else {"starts": starts, "index_base": base}
-
-
 def index_dtype(dtype: Any, name: str, out: Any) -> str:
     """Name of the dtype of indices, which DeepSelect's argument `name` says; `out` must have it."""
     require(dtype in (torch.int32, torch.int64), name, dtype, "torch.int32 or torch.int64")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters._select import decoding, from_starts, given, require, select, tie_break_of
+from ksieve.adapters._select import decoding, require, select, tie_break_of
 from ksieve.adapters._switch import Engine
 from ksieve.distributed.holding import paged
 
@@ -148,11 +148,17 @@ def top_k_page_table_transform(
     if row_starts is not None and not (shared and page_size == 1 and out_raw_indices is None):
         shared = False
     if shared:
-        options |= given(page_table=src_page_table, row_to_request=row_to_batch, raw=out_raw_indices)
-        # The entries count from the start of the row, as indices of base "row" do.
-        options |= from_starts(row_starts, "row")
-        return select(_NAMES, input, lengths, k, out=out, page_size=page_size, **options).indices
-    options |= from_starts(row_starts)
+        options |= {"page_table": src_page_table, "page_size": page_size}
+        if row_starts is not None:
+            # The entries count from the start of the row, as indices of base "row" do.
+            options |= {"starts": row_starts, "index_base": "row"}
+        if row_to_batch is not None:
+            options["row_to_request"] = row_to_batch
+        if out_raw_indices is not None:
+            options["raw"] = out_raw_indices
+        return select(_NAMES, input, lengths, k, out=out, **options).indices
+    if row_starts is not None:
+        options |= {"starts": row_starts, "index_base": "start"}
     raw = select(_NAMES, input, lengths, k, out=out_raw_indices, **options).indices
     entries_start = row_starts if page_table_row_starts is None else page_table_row_starts
     rows = torch.arange(raw.shape[0], device=raw.device) if row_to_batch is None else row_to_batch.long()
@@ -192,7 +198,9 @@ def top_k_ragged_transform(
     Tensor of int32, shape (rows, k)
         Positions relative to row_starts plus the offset, in no particular order, then -1.
     """
-    options = _order(deterministic, tie_break) | from_starts(row_starts)
+    options = _order(deterministic, tie_break)
+    if row_starts is not None:
+        options |= {"starts": row_starts, "index_base": "start"}
     return select(_NAMES, input, lengths, k, offsets=offsets, **options).indices
 
 
@@ -257,7 +265,7 @@ def top_k_varlen(
     if row_starts is not None:
         require(next_n == 1, "next_n", next_n, "1 with row_starts")
         require(compress_ratio == 1, "compress_ratio", compress_ratio, "1 with row_starts")
-        options |= from_starts(row_starts, "row" if absolute_indices else "start")
+        options |= {"starts": row_starts, "index_base": "row" if absolute_indices else "start"}
     else:
         require(not absolute_indices, "absolute_indices", True, "False without row_starts")
     out_indices, out_values = _rows_of(out_indices, rows, top_k), _rows_of(out_values, rows, top_k)
@@ -315,7 +323,11 @@ def msa_topk_select(
     elif num_valid_pages is not None:
         require(0 < num_valid_pages <= blocks, "num_valid_pages", num_valid_pages, f"an int from 1 to {blocks}")
         scores = scores[:, :num_valid_pages]
-    options = given(sorted="index", force_first=force_begin_blocks or None, force_last=force_end_blocks or None)
+    options: dict[str, Any] = {"sorted": "index"}
+    if force_begin_blocks:
+        options["force_first"] = force_begin_blocks
+    if force_end_blocks:
+        options["force_last"] = force_end_blocks
     if output is not None:
         shape = tuple(output.shape)
         good = shape == (tokens, heads, topk) and output.is_contiguous()
@@ -326,4 +338,7 @@ def msa_topk_select(
 
 
 def _order(deterministic: bool, tie_break: Any) -> dict[str, Any]:
-    return given(tie_break=tie_break_of(tie_break), deterministic=True if deterministic else None)
+    options: dict[str, Any] = {} if tie_break == 0 else {"tie_break": tie_break_of(tie_break)}
+    if deterministic:
+        options["deterministic"] = True
+    return options

@@ -31,7 +31,7 @@ from ksieve.adapters._kpool import (
     topk_transform_kpool_ragged_v2,
     topk_transform_kpool_v2,
 )
-from ksieve.adapters._select import from_starts, select
+from ksieve.adapters._select import select
 from ksieve.adapters._switch import Engine
 from ksieve.core.errors import ArgumentError
 
@@ -80,7 +80,9 @@ def fast_topk_v2(score: Any, lengths: Any, topk: int, row_starts: Any = None) ->
     Tensor of int32, shape (rows, topk)
         Positions relative to row_starts, in no particular order, then -1.
     """
-    return select(_FAST, score, lengths, topk, **from_starts(row_starts)).indices
+    if row_starts is None:
+        return select(_FAST, score, lengths, topk).indices
+    return select(_FAST, score, lengths, topk, starts=row_starts, index_base="start").indices
 
 
 def fast_topk_transform_fused(
@@ -106,7 +108,9 @@ def fast_topk_transform_fused(
     rows, requests = score.shape[0], page_table_size_1.shape[0]
     if (entries := cu_seqlens_q.shape[0]) != requests + 1:
         raise ArgumentError("cu_seqlens_q", f"{entries} entries", f"{requests + 1}, one more than requests")
-    options = {"page_table": page_table_size_1} | from_starts(row_starts)
+    options: dict[str, Any] = {"page_table": page_table_size_1}
+    if row_starts is not None:
+        options |= {"starts": row_starts, "index_base": "start"}
     if row_starts is not None or rows != requests:
         options["row_to_request"] = _request_of_each_row(cu_seqlens_q, rows)
     return select(_FAST, score, lengths, topk, **options).indices
@@ -134,4 +138,7 @@ def fast_topk_transform_ragged_fused(
     Tensor of int32, shape (rows, topk)
         Positions relative to row_starts plus the offset, in no particular order, then -1.
     """
-    return select(_FAST, score, lengths, topk, offsets=topk_indices_offset, **from_starts(row_starts)).indices
+    if row_starts is None:
+        return select(_FAST, score, lengths, topk, offsets=topk_indices_offset).indices
+    bounds = {"starts": row_starts, "index_base": "start"}
+    return select(_FAST, score, lengths, topk, offsets=topk_indices_offset, **bounds).indices

@@ -96,12 +96,11 @@ def top_k_per_row_decode(
     topK : int
     """
     scores, out = operands(logits, indices, numRows, stride0, stride1, topK)
-    _decode(scores, next_n, seq_lens, out, topK, None)
+    _decode(scores, numRows, next_n, seq_lens, out, topK, None)
 
 
-def _decode(scores: Any, next_n: int, seq_lens: Any, out: Any, topK: int, longest: int | None) -> None:
+def _decode(scores: Any, rows: int, next_n: int, seq_lens: Any, out: Any, topK: int, longest: int | None) -> None:
     """`top_k_per_row_decode` of as many rows as scores and output have; `longest` bounds the lengths."""
-    rows = scores.shape[0]
     if next_n < 1 or rows % next_n:
         raise ArgumentError("next_n", next_n, f"a divisor of numRows, {rows}")
     if seq_lens.dim() == 2 and seq_lens.shape[1] == next_n:
@@ -109,8 +108,11 @@ def _decode(scores: Any, next_n: int, seq_lens: Any, out: Any, topK: int, longes
         lengths, next_n = seq_lens.reshape(-1), 1
     else:
         lengths = seq_lens.reshape(-1) if seq_lens.dim() == 2 else seq_lens
-    lengths, options = first(lengths, rows // next_n), _INVARIANT if next_n == 1 else _INVARIANT | {"next_n": next_n}
-    select(_DECODE, scores, lengths, topK, longest=longest, nan="highest", out=out, **options)
+    lengths = first(lengths, rows // next_n)
+    if next_n == 1:
+        select(_DECODE, scores, lengths, topK, longest=longest, nan="highest", out=out, **_INVARIANT)
+    else:
+        select(_DECODE, scores, lengths, topK, longest=longest, next_n=next_n, nan="highest", out=out, **_INVARIANT)
 
 
 def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
@@ -170,8 +172,9 @@ def deep_select_topk(
         `output_idx`, or a new tensor of shape (rows, topk).
     """
     dtype = index_dtype(indices_dtype, "indices_dtype", output_idx)
+    options = _INVARIANT if dtype == "int32" else {"index_dtype": dtype, **_INVARIANT}
     out = None if output_idx is None else part(output_idx, "output_idx", input.shape[0], topk)
-    found = select(_DEEP_SELECT, input, end, topk, out=out, index_dtype=dtype, **_INVARIANT).indices
+    found = select(_DEEP_SELECT, input, end, topk, out=out, **options).indices
     return found if output_idx is None else output_idx
 
 
@@ -181,9 +184,9 @@ def _sparse_indexer_topk(
     """``SparseIndexerTopk.forward`` of vLLM: its decode step, where the user has not named a kernel of vLLM."""
     if getattr(self, "_backend", None) != "auto":
         raise Declined
-    stride0, stride1 = logits.stride()
-    scores, out = operands(logits, topk_indices, logits.shape[0], stride0, stride1, topk_tokens)
-    if next_n > 1 and seq_lens.numel() == scores.shape[0]:
+    rows, (stride0, stride1) = logits.shape[0], logits.stride()
+    scores, out = operands(logits, topk_indices, rows, stride0, stride1, topk_tokens)
+    if next_n > 1 and seq_lens.numel() == rows:
         # Each row's own length, as vLLM's other kernels of this step read them.
         seq_lens, next_n = seq_lens.reshape(-1), 1
-    _decode(scores, next_n, seq_lens, out, topk_tokens, max_seq_len)
+    _decode(scores, rows, next_n, seq_lens, out, topk_tokens, max_seq_len)
