@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,7 +39,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
     """Run a command and exit with a code of `Exit`; an exception becomes one message on stderr."""
     _tolerate_streams()
     with _signals(), terminal.logged(), warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = lambda message, *_, **__: _say(terminal.note, f"warning: {message}")
         code = _run(command)
         code = _flush(code)
     sys.exit(code)
@@ -72,17 +72,6 @@ def _run(command: Callable[[], Any]) -> int:
         _say(terminal.complain, _internal(error) if message is None else message)
         return Exit.INTERNAL if message is None else Exit.ERROR
     return Exit.DONE
-
-
-def judge(answers: Iterable[bool | None]) -> None:
-    """Exit by the verdicts on answers: `Exit.REFUTED` if one is False, `Exit.ERROR` if one is missing (None)."""
-    found = list(answers)
-    if any(answer is False for answer in found):
-        terminal.complain("an answer is not exact: see above")
-        raise typer.Exit(Exit.REFUTED)
-    if any(answer is not True for answer in found):
-        terminal.complain("an answer is missing: something failed, see above")
-        raise typer.Exit(Exit.ERROR)
 
 
 def _message(error: Exception) -> str | None:
@@ -129,10 +118,6 @@ def _say(printer: Callable[[str], None], text: str) -> None:
     """Print on stderr; a failure to write does not change the exit code."""
     with contextlib.suppress(OSError, ValueError):
         printer(text)
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    _say(terminal.note, f"warning: {message}")
 
 
 def _tolerate_streams() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ksieve.cli import exits, terminal
+from ksieve.cli import terminal
 from ksieve.cli.options import count, option, words
 from ksieve.core.errors import ArgumentError
 from ksieve_lab.bench import catalog
@@ -92,7 +92,7 @@ def bench(
     results.write(path, payload)  # whatever becomes of the tables
     results.tell(payload)
     results.finish(path, payload, figures)
-    exits.judge(told.verdicts(payload))
+    results.judge(told.verdicts(payload))
 
 
 bench.__doc__ = "\n\n".join([str(bench.__doc__), *(f"{each.name}: {each.line}" for each in catalog.BENCHES)])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ksieve.cli import exits, files, terminal
+from ksieve.cli import files, terminal
 from ksieve.cli.options import Backend, BackendName, PolicyName, checked, count, flag, option, output
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
@@ -109,4 +109,4 @@ def replay(
     if saved is not None:
         terminal.say(f"trace: {saved}")
     results.finish(path, payload, figures)
-    exits.judge(call["exact"] for call in payload["results"]["calls"])
+    results.judge(call["exact"] for call in payload["results"]["calls"])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
+
 from ksieve.cli import files, terminal
+from ksieve.cli.exits import Exit
 from ksieve.cli.options import option, output
 
 Out = Annotated[str | None, output("JSON file to write.")]
@@ -62,6 +66,17 @@ def finish(path: Path | None, payload: dict[str, Any], figures: Path | None) -> 
         for drawn in draw(payload, figures.absolute(), path.stem if path else payload["bench"]):
             terminal.say(f"drawn: {short(drawn)}")
     terminal.result(lambda: payload)
+
+
+def judge(answers: Iterable[bool | None]) -> None:
+    """Exit by the verdicts on answers: `Exit.REFUTED` if one is False, `Exit.ERROR` if one is missing (None)."""
+    found = list(answers)
+    if any(answer is False for answer in found):
+        terminal.complain("an answer is not exact: see above")
+        raise typer.Exit(Exit.REFUTED)
+    if any(answer is not True for answer in found):
+        terminal.complain("an answer is missing: something failed, see above")
+        raise typer.Exit(Exit.ERROR)
 
 
 def short(path: Path) -> Path:
