@@ -204,9 +204,11 @@ def advise(report: Report) -> Advice | None:
                 serious=True,
             )
     usable = [gpu for gpu in gpus if gpu.capability >= (8, 0)]
-    for advice in (_cpu_advice(report, cpu), _cuda_advice(report, cuda) if usable or report.driver.problem else None):
-        if advice is not None:
-            return advice
+    if not cpu.ran:
+        text = f"the CPU backend does not run: {cpu.problem}"
+        return Advice(text, "pip install --upgrade numba numpy", serious=not cuda.ran)
+    if not cuda.ran and (usable or report.driver.problem):
+        return _cuda_advice(report, cuda)
     for test in (cuda, cpu):
         cache = report.caches[test.backend]
         if test.ran and not cache.writable and not (test is cuda and report.bundle is not None):
@@ -231,17 +233,8 @@ def advise(report: Report) -> Advice | None:
     return None
 
 
-def _cpu_advice(report: Report, cpu: SelfTest) -> Advice | None:
-    if cpu.ran:
-        return None
-    text = f"the CPU backend does not run: {cpu.problem}"
-    return Advice(text, "pip install --upgrade numba numpy", serious=not report.test("cuda").ran)
-
-
-def _cuda_advice(report: Report, cuda: SelfTest) -> Advice | None:
-    """Advice for a machine with an NVIDIA driver, or with a GPU that ksieve could use."""
-    if cuda.ran:
-        return None
+def _cuda_advice(report: Report, cuda: SelfTest) -> Advice:
+    """Advice for a machine with an NVIDIA driver, or with a GPU that ksieve could use, where CUDA does not run."""
     if report.driver.problem is not None:
         hidden = "" if report.visible is None else f"; CUDA_VISIBLE_DEVICES is {report.visible!r}"
         return Advice(f"an NVIDIA driver is installed but offers no GPU: {report.driver.problem}{hidden}", "nvidia-smi")

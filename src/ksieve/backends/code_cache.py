@@ -10,6 +10,7 @@ name and renamed. If several processes need one entry, one process compiles and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -42,7 +43,6 @@ _PARTIAL = ".partial-"
 _OURS = re.compile(rf"[0-9a-f]{{32}}(\{_SUFFIX}|\.lock)|{re.escape(_PARTIAL)}.*")
 
 _log = logging.getLogger(__name__)
-_said: set[str] = set()
 
 
 class UnusableError(ValueError):
@@ -82,11 +82,10 @@ def cache_dir() -> Path:
     return Path(tempfile.gettempdir(), f"ksieve-{os.geteuid()}")
 
 
+@functools.cache
 def say_once(text: str) -> None:
     """Log a warning that this process has not logged yet."""
-    if text not in _said:
-        _said.add(text)
-        _log.warning("%s", text)
+    _log.warning("%s", text)
 
 
 class Store:

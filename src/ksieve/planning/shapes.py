@@ -177,11 +177,8 @@ class Shapes:
 
     def stride_for(self, rows: int, width: int, ratio: int, device: DeviceInfo) -> Stride:
         """Return the entry that decides the sampling policy of rows, whose width is `ratio` times k."""
-        return [
-            stride
-            for stride in _strides_of(self, device.sm_count)
-            if ratio >= stride.ratio and width >= stride.narrowest and rows <= (stride.most_rows or rows)
-        ][-1]
+        found = reversed(_strides_of(self, device.sm_count))
+        return next(s for s in found if ratio >= s.ratio and width >= s.narrowest and rows <= (s.most_rows or rows))
 
     def split_for(self, width: int) -> Split | None:
         """Return the entry that decides whether CTAs share rows of a width; None if they never do."""

@@ -45,7 +45,7 @@ def without_a_compiler(monkeypatch, tmp_path):
 
     monkeypatch.setattr(compiler, "compile_kernel", absent)
     monkeypatch.setattr(compiler, "compiler_version", absent)
-    monkeypatch.setattr(code_cache, "_said", set())
+    code_cache.say_once.cache_clear()
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "cache"))
 
 

@@ -24,7 +24,7 @@ from ksieve.backends.cpu.kernels import select_rows
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path / "c"))
-    monkeypatch.setattr(code_cache, "_said", set())
+    code_cache.say_once.cache_clear()
     return tmp_path / "c" / "cpu"
 
 
