@@ -90,6 +90,7 @@ def parse(
     that it takes.
     """
     whole = inspect(scores, "scores")
+    arrays: dict[str, Any] = {"scores": plain_tensor(scores) if whole.library == "torch" else scores}
     if k is None and is_int(lengths):
         takes = f"an int32 array (did you mean k={shown(lengths)}? k is the third argument, or a keyword)"
         raise ArgumentError("lengths", kind_of(lengths), takes)
@@ -126,7 +127,6 @@ def parse(
         raise ArgumentError("next_n", options.next_n, f"a divisor of the scores' {rows} rows")
     problem.check_entries(options, slots, width)
     described: dict[str, ArrayInfo] = {"scores": info}
-    arrays: dict[str, Any] = {"scores": plain_tensor(scores) if info.library == "torch" else scores}
 
     def take(name: str, array: Any, info: ArrayInfo) -> None:
         described[name], arrays[name] = info, array
