@@ -27,8 +27,8 @@ class Gathered(NamedTuple):
     lengths: NDArray[np.int32]
 
 
-def empty(scores: NDArray[Any]) -> Gathered:
-    """Rows without scores, of the shape of a matrix."""
+def empty(scores: Any) -> Gathered:
+    """Rows without scores, of the shape and dtype of a matrix."""
     rows, width = scores.shape
     return Gathered(
         np.zeros((rows, width), scores.dtype), np.full((rows, width), -1, np.int32), np.zeros(rows, np.int32)

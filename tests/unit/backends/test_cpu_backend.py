@@ -17,9 +17,10 @@ import ksieve
 from cases import CASES, DTYPES, FAMILIES, POLICIES, build, lengths_of, scores_of
 from flat_calls import ask
 from ksieve.backends.cpu import runner as cpu
+from ksieve.backends.cpu.rows import placed
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route
-from ksieve.model import guess
+from ksieve.model import guess, reference
 from ksieve.model.epilogue import Finish
 from ksieve_lab.oracle import assert_exact
 
@@ -42,12 +43,12 @@ def make_plan(scores, k, policy, capacity=16_384, held=0, threads=1):
     return dataclasses.replace(plan, capacity=max(capacity, k), resident_width=held)
 
 
-def select(run, plan, scores, lengths, stats=True, pad=3):
-    """Run a backend into a poisoned output with `pad` guard columns; return indices and raw statistics."""
+def select(plan, scores, lengths, stats=True, pad=3):
+    """Run the kernels into a poisoned output with `pad` guard columns; return indices and raw statistics."""
     rows, k = scores.shape[0], plan.problem.k
     buffer = np.full((rows, k + pad), CANARY, np.int32)
     lengths = np.full(rows, scores.shape[1], np.int32) if lengths is None else lengths
-    found = run(plan, scores, lengths, buffer[:, :k], stats)
+    found = cpu.run(plan, placed(scores), lengths, buffer[:, :k], stats)
     assert (buffer[:, k:] == CANARY).all(), "wrote past the end of a row of out"
     assert (found is None) == (not stats)
     return buffer[:, :k], None if found is None else found.raw
@@ -56,12 +57,12 @@ def select(run, plan, scores, lengths, stats=True, pad=3):
 def check(scores, lengths, k, policy, capacity=16_384, held=0):
     """Exact, and equal to the model in every column; return the statistics."""
     plan = make_plan(scores, k, policy, capacity, held)
-    indices, raw = select(cpu.run, plan, scores, lengths)
+    indices, raw = select(plan, scores, lengths)
     assert_exact(scores, lengths, k, indices)
-    _, expected = select(cpu.run_reference, plan, scores, lengths)
+    expected = reference.select(scores, lengths, k, **cpu.model_arguments(plan, scores.shape[1]))[1].raw
     wrong = np.argwhere(raw != expected)
     assert wrong.size == 0, [(int(r), STATS_COLUMNS[c], int(raw[r, c]), int(expected[r, c])) for r, c in wrong[:5]]
-    silent, none = select(cpu.run, plan, scores, lengths, stats=False)
+    silent, none = select(plan, scores, lengths, stats=False)
     assert none is None
     np.testing.assert_array_equal(silent, indices)
     return ksieve.Stats(raw)
@@ -189,7 +190,7 @@ def test_misaligned_output(offset):
     rows, width, k = 3, 5001, 300
     scores = scores_of("normal", rows, width, k)
     out = np.frombuffer(bytearray(offset + rows * k * 4), np.int32, rows * k, offset).reshape(rows, k)
-    cpu.run(make_plan(scores, k, None), scores, np.full(rows, width, np.int32), out, False)
+    cpu.run(make_plan(scores, k, None), placed(scores), np.full(rows, width, np.int32), out, False)
     assert_exact(scores, None, k, out)
 
 
@@ -217,10 +218,10 @@ def test_rows_end_where_memory_ends():
 def test_forked_child_makes_its_own_threads():
     x = scores_of("normal", 8, 30_000, 64)
     plan = make_plan(x, 64, PAPER_64, threads=3)
-    expected = select(cpu.run, plan, x, None)[0]
+    expected = select(plan, x, None)[0]
     child = os.fork()
     if child == 0:
-        os._exit(0 if (select(cpu.run, plan, x, None)[0] == expected).all() else 1)
+        os._exit(0 if (select(plan, x, None)[0] == expected).all() else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ksieve.backends.cpu.call import run
-from ksieve.backends.cpu.runner import run_reference, scratch_bytes, stored_candidates, thread_count
+from ksieve.backends.cpu.runner import scratch_bytes, thread_count
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.plan import Plan
@@ -15,9 +15,7 @@ __all__ = [
     "make_workspace",
     "prepare",
     "run",
-    "run_reference",
     "scratch_bytes",
-    "stored_candidates",
     "thread_count",
 ]
 

@@ -92,8 +92,8 @@ def keep(
     last of them were then not counted or listed. `most`: scores that are appended to a row.
     """
     rows, width = scores.shape
-    capacity, reading = values.shape[1], _reading(scores, ranking)
     matrix, kept, own = map(placed, (scores, values, places))
+    capacity, reading = values.shape[1], _reading(matrix, ranking)
     windows = [address_of(array) for array in (begins, lengths)]
     limits, held = address_of(bounds), address_of(counts)
     prepare(keep_rows)

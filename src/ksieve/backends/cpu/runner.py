@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.core.windows import clamped
 from ksieve.model import gathering, reference
 from ksieve.model.epilogue import Finish, filled
-from ksieve.model.gathering import Gathered
 from ksieve.model.guess import fresh_seed
 from ksieve.planning.choose_cpu import least_capacity
 from ksieve.planning.plan import Plan
@@ -84,22 +83,22 @@ def scratch_bytes(plan: Plan) -> int:
 
 def run(
     plan: Plan,
-    scores: NDArray[Any],
+    scores: Placed,
     lengths: NDArray[Any],
     out: NDArray[np.int32],
     return_stats: bool,
 ) -> Stats | None:
     """Select every row of checked arguments into `out`.
 
-    `scores` (ndarray, shape (rows, width)): float32, float16, or bfloat16 (as such or as uint16 bits); last stride 1,
-    any row pitch, any alignment. `lengths` (ndarray of int32, shape (rows,)): clamped to [0, width]. `out` (ndarray of
+    `scores` (shape (rows, width)): float32, float16, or bfloat16 (as such or as uint16 bits); last stride 1, any row
+    pitch, any alignment. `lengths` (ndarray of int32, shape (rows,)): clamped to [0, width]. `out` (ndarray of
     int32, shape (rows, k)): every slot is written; last stride 1, any row pitch.
     """
     rows, width = scores.shape
     valid = np.ascontiguousarray(clamped(lengths, 0, width), dtype=np.int32)
     select, raw = _selector(plan, scores, valid, return_stats)
     slots = placed(out)
-    spread(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan.threads, rows, width, scores)
+    spread(lambda begin, end: select(begin, end, slots.address, slots.pitch), plan.threads, rows, width, scores.group)
     return Stats(raw) if return_stats else None
 
 
@@ -108,46 +107,54 @@ def row_work(plan: Plan, scores: NDArray[Any], seed: int | None = None) -> NDArr
 
     A deterministic measure of the cost of a row beyond its reads: equal in every run with the same seed.
 
-    `plan`, `scores`: as of `run`. `seed`: seed of the guesses. Default: random, as in a call. Returns ndarray of int64,
-    shape (rows,).
+    `plan`: as of `run`. `scores`: ndarray. `seed`: of the guesses. Default: random, as in a call. Returns ndarray of
+    int64, shape (rows,).
     """
     rows, width = scores.shape
     work, out = np.zeros(rows, np.int64), np.empty((rows, plan.problem.k), np.int32)
-    select, _ = _selector(plan, scores, np.full(rows, width, np.int32), False, work=work, seed=seed)
+    select, _ = _selector(plan, placed(scores), np.full(rows, width, np.int32), False, work=work, seed=seed)
     select(0, rows, address_of(out), out.strides[0])
     return work
 
 
 def run_finished(
     plan: Plan,
-    scores: NDArray[Any],
+    scores: Any,
     begins: NDArray[np.int64],
     lengths: NDArray[np.int64],
     ks: NDArray[np.int32] | None,
     finish: Finish,
     return_stats: bool,
+    model: bool,
 ) -> Stats | None:
     """Select every row of a call with options and run its epilogue.
 
     `plan`, `scores`, `return_stats`: as of `run`. `begins`, `lengths` (ndarray of int64, shape (rows,)): windows of the
     rows (`ksieve.core.windows`). `ks` (ndarray of int32, shape (rows,), or None): each row's k, clamped. `finish`: the
-    epilogue and its output arrays.
+    epilogue and its output arrays. `model`: by the NumPy model, of an ndarray.
     """
-    rows, width = scores.shape
+    (rows, width), k = scores.shape, plan.problem.k
+    if model:
+        options = replace(finish.options, windows="lengths", next_n=1)
+        local, stats = reference.select(
+            scores, lengths, k, options=options, starts=begins, ks=ks, **model_arguments(plan, width)
+        )
+        finish.write(0, rows, local)
+        return stats
     select, raw = _selector(plan, scores, lengths.astype(np.int32), return_stats, begins, ks)
-    work = _finishing(select, plan.problem.k, begins, finish)
-    spread(work, plan.threads, rows, min(width, plan.problem.usual), scores)
+    work = _finishing(select, k, scores, begins, finish)
+    spread(work, plan.threads, rows, min(width, plan.problem.usual), scores.group)
     return Stats(raw) if return_stats else None
 
 
 def run_gathering(
     plan: Plan,
-    scores: NDArray[Any],
-    positions: NDArray[np.int32],
+    scores: Placed,
+    positions: Placed,
     begins: NDArray[np.int64],
     lengths: NDArray[np.int64],
     by_position: bool,
-) -> Gathered:
+) -> tuple[Placed, NDArray[np.int32], NDArray[np.int32]]:
     """Gather the scores that have a position: `ksieve.model.gathering.gather`, compiled and spread over threads."""
     from ksieve.backends.cpu.compiled import prepare
     from ksieve.backends.cpu.entries import gather_rows
@@ -155,42 +162,42 @@ def run_gathering(
 
     rows, width = scores.shape
     found = gathering.empty(scores)
-    matrix, own, target, places, counts = map(placed, (scores, positions, found.scores, found.places, found.lengths))
+    target, places, counts = map(placed, found)
     first, valid, room = _flat(begins), _flat(lengths), bytes_needed(width if by_position else 0)
     prepare(gather_rows)
 
     def work(begin: int, end: int) -> None:
         memory = _scratch(room)
         gather_rows(
-            begin, end, width, matrix.of(begin), matrix.pitch, scores.itemsize, own.of(begin), own.pitch,
-            first.address, valid.address, int(by_position), target.address, places.address, counts.address,
-            memory.address,
+            begin, end, width, _base(scores, begin), scores.pitch, scores.dtype.itemsize, _base(positions, begin),
+            positions.pitch, first.address, valid.address, int(by_position), target.address, places.address,
+            counts.address, memory.address,
         )  # fmt: skip
 
-    spread(work, plan.threads, rows, width, scores, positions)
-    return found
+    spread(work, plan.threads, rows, width, scores.group, positions.group)
+    return target, found.places, found.lengths
 
 
-def run_pooling(plan: Plan, scores: NDArray[Any], blocks: Blocks, ranking: Ranking) -> NDArray[Any]:
+def run_pooling(plan: Plan, scores: Placed, blocks: Blocks, ranking: Ranking) -> Placed:
     """Return the best score of each block: `ksieve.model.pooling.pool`, compiled and spread over threads."""
     from ksieve.backends.cpu.compiled import prepare
     from ksieve.backends.cpu.entries import POOLING_BYTES, pool_rows
 
     rows, width = scores.shape
-    found = np.empty((rows, -(-width // blocks.size)), scores.dtype)
-    matrix, target, reading, size, *lists = placed(scores), placed(found), _reading(scores, ranking), *blocks
+    target = placed(np.empty((rows, -(-width // blocks.size)), scores.dtype))
+    reading, size, *lists = _reading(scores, ranking), *blocks
     parts = [_flat(each) for each in lists]
     prepare(pool_rows)
 
     def work(begin: int, end: int) -> None:
         memory = _scratch(POOLING_BYTES)
         pool_rows(
-            begin, end, matrix.of(begin), matrix.pitch, *reading, size, *(part.address for part in parts),
+            begin, end, _base(scores, begin), scores.pitch, *reading, size, *(part.address for part in parts),
             target.address, target.pitch, memory.address,
         )  # fmt: skip
 
-    spread(work, plan.threads, rows, width, scores)
-    return found
+    spread(work, plan.threads, rows, width, scores.group)
+    return target
 
 
 def run_arranging(
@@ -204,28 +211,26 @@ def run_arranging(
     from ksieve.backends.cpu.compiled import prepare
     from ksieve.backends.cpu.entries import arrange_rows
 
-    (rows, k), columns = chosen.shape, finish.out.shape[1]
+    (rows, k), columns, scores = chosen.shape, finish.out.shape[1], cast(Placed, entries.scores)
     ranges = _flat(np.stack(forced[:5]))
     facts = _flat(np.stack([entries.begin, entries.number, entries.low, entries.high, entries.tail]))
-    places, scores, values, picked = map(
-        placed, (entries.places, entries.scores, finish.values, np.ascontiguousarray(chosen))
-    )
+    places, values, picked = map(placed, (entries.places, finish.values, np.ascontiguousarray(chosen)))
     by_value, highest = int(options.order == "value"), int(options.tie_break == "high")
-    size, least = entries.scores.itemsize, _least(entries.scores, options)
+    size, least = scores.dtype.itemsize, _least(scores, options)
     prepare(arrange_rows)
 
     def arrange(begin: int, end: int, out: int, pitch: int) -> None:
         arrange_rows(
             begin, end, k, out, pitch, columns, picked.address, ranges.address, facts.address, rows, places.address,
-            places.pitch, by_value, highest, options.expand, int(options.tail), scores.of(begin), scores.pitch, size,
-            least, values.address, values.pitch,
+            places.pitch, by_value, highest, options.expand, int(options.tail), _base(scores, begin), scores.pitch,
+            size, least, values.address, values.pitch,
         )  # fmt: skip
 
-    work = _finishing(arrange, columns, entries.begin, replace(finish, values=None))
-    spread(work, plan.threads, rows, columns, entries.scores)
+    work = _finishing(arrange, columns, scores, entries.begin, replace(finish, values=None))
+    spread(work, plan.threads, rows, columns, scores.group)
 
 
-def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finish) -> Work:
+def _finishing(select: _Select, k: int, scores: Placed, begins: NDArray[np.int64], finish: Finish) -> Work:
     """Return a function that selects rows and runs their epilogue, a few rows at a time.
 
     Positions that are the indices are selected into the output, and put in order there.
@@ -234,11 +239,11 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     from ksieve.backends.cpu.compiled import prepare
 
     options, first = finish.options, _flat(begins)
-    scores, out, raw, values, table, row_to_request, offsets, places, counts = map(
+    out, raw, values, table, row_to_request, offsets, places, counts = map(
         placed,
         (
-            finish.scores, finish.out, finish.raw, finish.values, finish.page_table, finish.row_to_request,
-            finish.offsets, finish.places, finish.counts,
+            finish.out, finish.raw, finish.values, finish.page_table, finish.row_to_request, finish.offsets,
+            finish.places, finish.counts,
         ),
     )  # fmt: skip
     requests, pages = (0, 0) if finish.page_table is None else finish.page_table.shape
@@ -247,9 +252,9 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     written = bool(from_row or wide or transform or raw.address or places.address or counts.address)
     by_value = int(options.order == "value")
     flip = finishing.LAST_INDEX if by_value and options.tie_break == "high" else 0
-    size, convert = _reading(finish.scores, options.ranking)
-    least = _least(finish.scores, options) if values.address else 0
-    shape = scores.pitch, finish.scores.shape[1], size
+    size, convert = _reading(scores, options.ranking)
+    least = _least(scores, options) if values.address else 0
+    shape = scores.pitch, scores.shape[1], size
     ordered = options.order != "any"
     room, step = finishing.bytes_needed(k), max(1, SLOTS_AT_A_TIME // max(k, 1))
     finished, target = written or values.address != 0, out.address if written else 0
@@ -262,7 +267,7 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
             # Kernels count slots from row 0; local ones begin with row `at`.
             slots = local.address - at * local.pitch if written else local.address
             select(at, last, slots, local.pitch)
-            part = at, last, k, slots, local.pitch, first.address, scores.of(at), *shape
+            part = at, last, k, slots, local.pitch, first.address, _base(scores, at), *shape
             if ordered:
                 memory = _scratch(room)
                 finishing.order_rows(*part, convert, by_value, flip, memory.address)
@@ -277,24 +282,29 @@ def _finishing(select: _Select, k: int, begins: NDArray[np.int64], finish: Finis
     return work
 
 
-def spread(work: Work, threads: int, rows: int, width: int, *arrays: Any) -> None:
-    """Spread the work over threads, 0 for `thread_count`; `arrays` are those whose rows may lie in groups."""
+def spread(work: Work, threads: int, rows: int, width: int, *groups: int) -> None:
+    """Spread the work over threads, 0 for `thread_count`; `groups` are those of `Placed`."""
     threads = 1 if rows * width <= INLINE_SCORES else min(threads or thread_count(), rows)
-    share(by_group(work, arrays), rows, threads, -(-PORTION_SCORES // max(width, 1)))
+    share(by_group(work, groups), rows, threads, -(-PORTION_SCORES // max(width, 1)))
 
 
-def _reading(scores: NDArray[Any], ranking: Ranking) -> tuple[int, int]:
+def _base(rows: Placed, row: int) -> int:
+    """Address of row 0 by which kernels find the rows of a row's group."""
+    return rows.address + row // rows.group * rows.skip if rows.group else rows.address
+
+
+def _reading(scores: Placed, ranking: Ranking) -> tuple[int, int]:
     """The size of a score and the address of its converter, 0 where scores are compared in place."""
     if ranking == "largest" and scores.dtype == _FLOAT32:
         return 4, 0
     from ksieve.backends.cpu.converting import address
 
-    return scores.itemsize, address(dtype_name(scores.dtype), ranking)
+    return scores.dtype.itemsize, address(dtype_name(scores.dtype), ranking)
 
 
-def _least(scores: NDArray[Any], options: Options) -> int:
+def _least(scores: Placed, options: Options) -> int:
     """The bits of an unused slot's value."""
-    return int(filled(scores.dtype, options.unused_value).view(f"u{scores.itemsize}"))
+    return int(filled(scores.dtype, options.unused_value).view(f"u{scores.dtype.itemsize}"))
 
 
 class _Own(threading.local):
@@ -326,7 +336,7 @@ def _flat(array: NDArray[Any]) -> Placed:
 
 def _selector(
     plan: Plan,
-    scores: NDArray[Any],
+    scores: Placed,
     lengths: NDArray[np.int32],
     return_stats: bool,
     begins: NDArray[np.int64] | None = None,
@@ -343,7 +353,7 @@ def _selector(
     raw = np.zeros((rows if return_stats else 0, len(STATS_COLUMNS)), np.int32)
     policy, room = _policy_numbers(plan.policy, k), stored_candidates(plan, width)
     drawn = fresh_seed() if seed is None else seed
-    matrix, valid, starts, own, counted = map(placed, (scores, lengths, begins, ks, work))
+    valid, starts, own, counted = map(placed, (lengths, begins, ks, work))
     statistics, reading = placed(raw if return_stats else None), _reading(scores, options.ranking)
     after = kernels.ready(return_stats, options.tie_break == "high")
     needed = kernels.bytes_needed(room, plan.policy)
@@ -351,7 +361,7 @@ def _selector(
     def select(begin: int, end: int, out: int, out_pitch: int) -> None:
         memory = _scratch(needed)
         kernels.select_rows(
-            matrix.of(begin), matrix.pitch, *reading, valid.address, begin, end, k, out, out_pitch, starts.address,
+            _base(scores, begin), scores.pitch, *reading, valid.address, begin, end, k, out, out_pitch, starts.address,
             own.address, policy.address, _CUTOFFS, room, drawn, statistics.address, *after, counted.address,
             memory.address,
         )  # fmt: skip
@@ -371,16 +381,3 @@ def _policy_numbers(policy: SamplingPolicy | None, k: int) -> Placed:
             int(policy.boundary == "exact"), PEAK if policy.peaks else 1, policy.stride if policy.jitter else 1,
         )  # fmt: skip
     return placed(np.array(numbers))
-
-
-def run_reference(
-    plan: Plan,
-    scores: NDArray[Any],
-    lengths: NDArray[Any],
-    out: NDArray[np.int32],
-    return_stats: bool,
-) -> Stats | None:
-    """Run the NumPy model; arguments and result as of `run`."""
-    indices, stats = reference.select(scores, lengths, plan.problem.k, **model_arguments(plan, scores.shape[1]))
-    out[...] = indices
-    return stats if return_stats else None
