@@ -1,5 +1,8 @@
-// What a slot holds beyond a position: pages, offsets, values, raw and 64-bit indices; and slots that the selection
-// writes at once, from the positions that it has in shared memory.
+// What a slot holds beyond a position: pages, offsets, values, raw and 64-bit indices.
+// Without an order or tie-break a slot depends only on its own position, so the selecting CTA writes it, from positions
+// on chip (kWritesSlots; kWritesShares where CTAs share a row). It takes values from the ring where that still has the
+// row (kKeepsScores), and the next row's copy then starts later. epilogue/epilogue.cuh writes all other slots, from the
+// positions that the selection left in the last part of the row's output.
 #pragma once
 #include "common/output.cuh"
 

@@ -1,6 +1,8 @@
 // Rows of one CTA whose scores have positions of their own. A dense row (PositionedRow), cut off behind its last
-// present score, is a plain one: positions matter only when they are written. Rows are copied to the ring in front of
-// the read of their positions, the next one as soon as the ring has been read; what is not dense is scanned there.
+// present score, is a plain one: positions matter only when they are written. Rows are copied to the ring before their
+// positions are read, the next one as soon as the ring has been read. Rows that are not dense are scanned there.
+// Without an order all scores are first assumed to have positions, and only the selected scores' positions are read. If
+// one has none, the row is selected again by this rule, and so are all later rows of the CTA.
 #pragma once
 #include "resident/rows.cuh"
 
