@@ -84,7 +84,7 @@ def device(dtype: str, ranking: Ranking = "largest") -> str:
 
 def source(ranking: Ranking) -> str:
     """Key functions of keys.cuh, the fast test of compare.cuh and the cutoffs of its classifying scan, as a program."""
-    above = host_code.between("stream/compare.cuh", "// Returns the bound for which", "// The comparisons for scores")
+    above = host_code.between("stream/compare.cuh", "// Returns the float for which", "// The comparisons for scores")
     cutoff_before = r"^  __device__ __forceinline__ static float cutoff_before.*?^  }$"
     classify = re.search(cutoff_before, host_code.text("stream/filter.cuh"), re.DOTALL | re.MULTILINE)
     assert classify
@@ -135,10 +135,10 @@ def test_float_tests_admit_what_the_exact_key_would(tmp_path: Path, ranking: Ran
 
 
 HALVES = """
-%(bound)s};
+%(test)s};
 int main() {
   u32 word;
-  while (std::fread(&word, 4, 1, stdin) == 1) std::printf("%%u\\n", HalvesBound(__uint_as_float(word)).pair);
+  while (std::fread(&word, 4, 1, stdin) == 1) std::printf("%%u\\n", HalvesTest(__uint_as_float(word)).pair);
 }
 """
 
@@ -146,14 +146,14 @@ int main() {
 @host_code.needs_compiler
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_scores_reach_the_least_of_them_that_reaches_a_cutoff(tmp_path: Path, dtype):
-    bound = host_code.between("stream/compare.cuh", "struct HalvesBound {", "  __device__ __forceinline__ u32 reached")
+    test = host_code.between("stream/compare.cuh", "struct HalvesTest {", "  __device__ __forceinline__ u32 reached")
     every = np.arange(1 << 16, dtype=np.uint16)
     scores = every.view(np.float16).astype(np.float32) if dtype == "float16" else widen(every)
     numbers = scores[~np.isnan(scores)]
     beside = np.concatenate([np.nextafter(numbers, np.float32(end)) for end in (-np.inf, np.inf)])
     any_bits = np.random.default_rng(4).integers(0, 1 << 32, 4000, dtype=np.uint32).view(np.float32)
     cutoffs = np.concatenate([numbers, beside, any_bits, np.array(NUMBERS, np.float32)])
-    program = device(dtype) + HALVES % {"bound": bound}
+    program = device(dtype) + HALVES % {"test": test}
     printed = host_code.run(tmp_path, program, given=cutoffs.tobytes())
     pairs = np.array(printed.split(), np.int64)
     assert len(pairs) == len(cutoffs) and (pairs >> 16 == (pairs & 0xFFFF)).all(), "the same in both halves"

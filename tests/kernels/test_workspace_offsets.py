@@ -35,7 +35,7 @@ int main() {
 
 def offsets(plan, folder: Path, printed: str) -> list[int]:
     """Bytes of the workspace in front of each slice that a statement prints."""
-    names = "row_list segment_spill spill_slice sort_slice row_sort_slice"
+    names = "row_list part_spill spill_slice sort_slice row_sort_slice"
     source = HOST % {
         "listed": plan.capacity, "spill": plan.spill_capacity, "sort": sort_slots(plan), "header": HEADER_BYTES,
         "lists": plan.lists_at, "splits": plan.splits, "printed": printed,
@@ -57,7 +57,7 @@ def test_segments_of_a_row_that_spill_more_candidates_than_an_int_counts(tmp_pat
         tmp_path,
         "for (int row = 0; row < 3; ++row) {"
         "  print(row_list(p, row));"
-        "  for (int segment = 0; segment < p.splits; ++segment) print(segment_spill(p, row, segment));"
+        "  for (int part = 0; part < p.splits; ++part) print(part_spill(p, row, part));"
         "  print(row_sort_slice(p, row)); }",
     )
     sizes = [plan.capacity, *[plan.spill_capacity] * plan.splits, sort_slots(plan)] * 3

@@ -14,12 +14,12 @@ from ksieve.core.options import RANKED, Options, Order, TieBreak
 from ksieve.core.ranking import Ranking
 from ksieve.planning import memory
 
-TILE = struct.Struct("=10Qq6i")
-"""`Tile` of kernels/running/keep.cu: scores, starts, ends, num_rows, row_k, values, places, held, bounds, cutoff
-(addresses); pitch (elements); width, first, k, capacity, flags, and a reserved zero."""
+PUSH = struct.Struct("=10Qq6i")
+"""`Push` of kernels/running/list.cuh: scores, starts, ends, num_rows, row_k, values, places, held, cutoffs,
+cutoff_scores (addresses); pitch (elements); width, first, k, capacity, flags, and a reserved zero."""
 
 TIES, HIGH_FIRST, RECOUNT, SETTLE, LONG_STARTS, LONG_ENDS = 1, 2, 4, 8, 16, 32
-"""Flags of `TILE`."""
+"""Flags of `PUSH`."""
 
 STEM = "running/keep"
 """Its source file."""
@@ -58,13 +58,13 @@ def selections() -> Iterator[Options]:
         yield replace(asked, positions=True, tie_break=tie_break, order=order, values=values)
 
 
-def launch(tile: tuple[int, ...], rows: int, *, dtype: str, ranking: Ranking, index: int, stream: int) -> None:
+def launch(push: tuple[int, ...], rows: int, *, dtype: str, ranking: Ranking, index: int, stream: int) -> None:
     """Enqueue the kernel on a stream of device `index`.
 
-    `tile`: fields of `TILE`. `dtype`: of the scores. `index`: ordinal of the device. Raises `BackendError` if the
+    `push`: fields of `PUSH`. `dtype`: of the scores. `index`: ordinal of the device. Raises `BackendError` if the
     kernel has to be compiled or loaded while the stream is captured, or the driver refuses the launch.
     """
     spec = keep_kernel(architecture(cuda_driver.get().device_info(index).capability), dtype, ranking)
-    kernel = kernel_of(spec, index, TILE.size, stream)
+    kernel = kernel_of(spec, index, PUSH.size, stream)
     if rows:
-        kernel.run(TILE, tile, rows, stream)
+        kernel.run(PUSH, push, rows, stream)

@@ -20,7 +20,7 @@ from ksieve.core.ranking import RANKINGS, Ranking
 
 SHARD = struct.Struct("=14Q12i")
 """`Shard` of kernels/distributed/composites.cuh: ids, values, best, samples, gathered, merged, below, ks, indices,
-counts, sent_tag, flag (addresses); tag, block; rows, k, step, num_samples, room, world, rank, position_bits, extent,
+counts, sent_tag, flag (addresses); tag, words; rows, k, step, num_samples, room, world, process, position_bits, extent,
 first, stripe, flags."""
 
 HIGH_FIRST, OF_SHARD, GATHERED = 1, 2, 4

@@ -1,4 +1,4 @@
-// Block-wide counting: aggregated histogram updates and the search for the bin that holds a rank.
+// Counting by all threads of a CTA: aggregated histogram updates and the search for the bin that holds a rank.
 #pragma once
 #include "common/keys.cuh"
 #include "common/storage.cuh"
@@ -39,8 +39,8 @@ __device__ __forceinline__ Sums sum_threads(u32 mine) {
 // behind a barrier, so that the caller may count into the cleared histogram at once. A rank beyond the total gives bin
 // = kBins - 1. `counts` may be another array than the histogram, also of 16-bit counts.
 template <class Count = u32>
-__device__ __forceinline__ Boundary find_boundary(int rank, int second_rank = 0,
-                                                  const Count* counts = shared_storage().histogram) {
+__device__ __forceinline__ FoundBin find_bin(int rank, int second_rank = 0,
+                                             const Count* counts = shared_storage().histogram) {
   SharedStorage& s = shared_storage();
   constexpr int kPerThread = kBins / kThreads;
   constexpr bool kHalves = sizeof(Count) == 2;

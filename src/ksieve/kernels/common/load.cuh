@@ -206,7 +206,7 @@ __device__ __forceinline__ u32 keep_present(Raw (&raw)[kBatch], int first, int l
   return present;
 }
 
-// Starts the first loads of a scan, so that they arrive while a boundary is computed. Call by all threads; a scan over
+// Starts the first loads of a scan, so that they arrive while a cutoff is computed. Call by all threads; a scan over
 // the same positions must follow.
 __device__ __forceinline__ void start_scan(const Score* scores, int begin, int end) {
   Body body = body_of(scores, begin, end);
@@ -296,6 +296,6 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
   visitor.finish();
 }
 
-// Returns the scores per segment of a row cut into `splits`: a multiple of 32, so that segments of an aligned row are
+// Returns the scores per part of a row cut into `splits`: a multiple of 32, so that parts of an aligned row are
 // aligned.
-__device__ __forceinline__ int segment_size(int length, int splits) { return ((length - 1) / splits + 32) / 32 * 32; }
+__device__ __forceinline__ int part_size(int length, int splits) { return ((length - 1) / splits + 32) / 32 * 32; }

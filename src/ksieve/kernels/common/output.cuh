@@ -20,7 +20,7 @@ __device__ __forceinline__ void write_front(int slot, int index) {
   if (static_cast<u32>(slot) < static_cast<u32>(s.rule.k)) s.rule.row_out[slot] = shown_position(index);
 }
 
-// Writes the index of the t-th score equal to an exact boundary: such ties fill the row from its end.
+// Writes the index of the t-th score equal to an exact cutoff: such ties fill the row from its end.
 __device__ __forceinline__ void write_back(int t, int index) { write_front(shared_storage().rule.k - 1 - t, index); }
 
 // Returns the slots of a row in the output.

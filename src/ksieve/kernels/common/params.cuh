@@ -35,7 +35,7 @@ struct Params {
   unsigned char* workspace; // layout: common/workspace.cuh
   i64 lists;                // bytes of the workspace before the lists of rows or candidates
   int primary_rank;         // sample rank of tau0
-  int rescue_rank;          // sample rank of tau1; 0: no rescue boundary
+  int rescue_rank;          // sample rank of tau1; 0: there is no rescue cutoff
 #if KSIEVE_OPTIONS          // only the preprocessor can leave out a member
   Options options;
   static constexpr int kBytes = 96 + sizeof(Options);

@@ -379,10 +379,10 @@ template <bool kWaits, int kThreads> __device__ __forceinline__ void barrier_of_
   }
 }
 
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
+__device__ __forceinline__ unsigned cta_in_cluster() {
+  unsigned cta;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(cta));
+  return cta;
 }
 
 // Arrives at the cluster barrier without release semantics, where peers need only see initialised mbarriers:
@@ -396,21 +396,21 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_wait();
 }
 
-// Returns the generic address that a shared object of this CTA has in CTA `rank` of the cluster.
-template <class T> __device__ __forceinline__ T* in_rank(T* local, unsigned rank) {
+// Returns the generic address that a shared object of this CTA has in CTA `cta` of the cluster.
+template <class T> __device__ __forceinline__ T* in_cta(T* local, unsigned cta) {
   unsigned long long remote;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(local), "r"(rank));
+  asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(local), "r"(cta));
   return reinterpret_cast<T*>(remote);
 }
 
-// Stores 4, 8 or 16 bytes to CTA `rank` of the cluster and counts them on an mbarrier there. `to` and `mbarrier` are
+// Stores 4, 8 or 16 bytes to CTA `cta` of the cluster and counts them on an mbarrier there. `to` and `mbarrier` are
 // the addresses of these objects in this CTA.
 template <class T>
-__device__ __forceinline__ void send(T* to, const T& value, unsigned rank, unsigned long long* mbarrier) {
+__device__ __forceinline__ void send(T* to, const T& value, unsigned cta, unsigned long long* mbarrier) {
   unsigned there;
   unsigned counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(shared_address(mbarrier)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(cta));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(shared_address(mbarrier)), "r"(cta));
   if constexpr (sizeof(T) == 4) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
                  "r"(value), "r"(counted)

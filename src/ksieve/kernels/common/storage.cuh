@@ -2,8 +2,8 @@
 #pragma once
 #include "common/keys.cuh"
 
-// One boundary found in a histogram: the bin that holds the requested rank.
-struct Boundary {
+// The bin of a histogram that holds a rank. It is no cutoff: it has every score of the bin, whatever its key.
+struct FoundBin {
   int bin;
   int before; // members of all better bins
   int count;  // members of this bin
@@ -16,17 +16,31 @@ enum class Mode {
   kClassify,     // those better than the candidates are written to the output, the others are candidates
 };
 
-// What the current scan does with each score. Thread 0 writes it; threads read it where a score passes the cutoff.
+// What the current scan does with each score. Thread 0 writes it (set_rule), between two barriers; threads read it when
+// they begin a scan, and where a score reaches the cutoff.
+//
+// A cutoff is the worst key that a scan admits. Each is written, and read, at one time:
+//   ScanRule::worst          of the current scan: set_rule writes it; the visitors of the scan copy it to registers
+//   ScanRule::emit_from      of earlier scans, which have written the better scores: as `worst`
+//   SharedStorage::cutoff    of the sample: thread 0 writes it at the end of propose; set_proposal_rule and certify
+//                            read it, behind a barrier, to write the next rule
+//   SharedStorage::tie_key   not of a scan, but of the scores among which a tie-break chooses: thread 0 writes it in
+//                            leave_ties; collect_ties reads it, behind a barrier, before the epilogue
+//   register/warp.cuh        in registers of a warp, the same in each lane: bracket_of writes and reads it
+//   Push::cutoffs            of a row of ksieve.Running, exclusive: thread 0 writes it at the end of a launch, and all
+//                            threads read it at the beginning of the next (running/keep.cu)
+// resident/ and register/select.cuh have none: they look for the bin of the k-th score (FoundBin), resident/ within the
+// two ends of a Bracket. Params has the ranks that the cutoffs of the sample have in it, primary_rank and rescue_rank.
 struct ScanRule {
   Mode mode;
   u32 emit_from; // keys [emit_from, best): selected; this scan writes them to the output
   u32 best;      // keys [best, worst]: candidates
-  u32 worst;
-  Digit digit; // digit that candidates are counted by
+  u32 worst;     // the cutoff
+  Digit digit;   // digit that candidates are counted by
   int k;
   int* row_out;
   int* num_selected; // counter of output slots taken from the front: this CTA's, or its cluster's
-  int* num_ties; // counter of slots taken from the back, by scores equal to an exact boundary: this CTA's or its row's
+  int* num_ties; // counter of slots taken from the back, by scores equal to an exact cutoff: this CTA's or its row's
 };
 
 using RingSlot = Words;
@@ -90,10 +104,10 @@ struct alignas(16) SharedStorage {
   u32 warp_totals[32];
   ScanRule rule;
   u64* spill;               // this CTA's slice of the global workspace
-  Boundary found[2];        // the bins that find_boundary found last: of `rank` and of `second_rank`
-  u32 cutoff[2];            // inclusive ordered keys of the primary and the rescue boundary
+  FoundBin found[2];        // the bins that find_bin found last: of `rank` and of `second_rank`
+  u32 cutoff[2];            // inclusive ordered keys of the primary and the rescue cutoff
   u32 view_best;            // best ordered key of the view
-  int expect_plateau;       // whether the view has an exact boundary's value more than once
+  int expect_plateau;       // whether the view has an exact cutoff's value more than once
   int tail_count;           // entries of `tail`, or output slots taken by members of the last frontier
   int listed;               // list slots reserved; may exceed kListed, but no entry is stored beyond it
   int count;                // candidates admitted, stored or not

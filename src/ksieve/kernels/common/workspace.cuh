@@ -17,8 +17,8 @@ struct Queue {
 };
 
 struct RowState {
-  u64 progress; // high word: segments published; low word: candidates of all segments
-  int num_ties; // scores equal to an exact boundary, which fill the output from its end
+  u64 progress; // high word: parts published; low word: candidates of all parts
+  int num_ties; // scores equal to an exact cutoff, which fill the output from its end
   u32 padding[5];
 };
 constexpr int kHeaderBytes = 256;
@@ -37,13 +37,13 @@ __device__ __forceinline__ RowState* row_state(const Params& p, int row) {
   return reinterpret_cast<RowState*>(p.workspace + kHeaderBytes) + row;
 }
 
-// Adds candidates of a segment to the row's; returns how many came before.
+// Adds candidates of a part to the row's; returns how many came before.
 __device__ __forceinline__ int state_count(RowState* state, int candidates) {
   return static_cast<int>(atomicAdd(&state->progress, static_cast<u64>(candidates)));
 }
 
-// Counts a segment as published; returns the progress before. Its low word is final when no other segment is missing.
-// Releases what this CTA wrote before its last barrier, and acquires what the segments counted before released.
+// Counts a part as published; returns the progress before. Its low word is final when no other part is missing.
+// Releases what this CTA wrote before its last barrier, and acquires what the parts counted before released.
 __device__ __forceinline__ u64 state_arrive(RowState* state) { return add_acq_rel(&state->progress, 1ull << 32); }
 
 __device__ __forceinline__ u64* row_list(const Params& p, int row) {
@@ -51,8 +51,8 @@ __device__ __forceinline__ u64* row_list(const Params& p, int row) {
   return reinterpret_cast<u64*>(p.workspace + p.lists) + row * candidates;
 }
 
-__device__ __forceinline__ u64* segment_spill(const Params& p, int row, int segment) {
-  return row_list(p, row) + kListed + static_cast<i64>(segment) * kSpillCapacity;
+__device__ __forceinline__ u64* part_spill(const Params& p, int row, int part) {
+  return row_list(p, row) + kListed + static_cast<i64>(part) * kSpillCapacity;
 }
 
 // Returns the spill slice of a CTA in kernels other than stream/split.cu; null if there is none. kSortSlots elements to
@@ -80,4 +80,4 @@ template <class AnyRow> __device__ __forceinline__ AnyRow in_memory(const Params
   return row;
 }
 
-__device__ __forceinline__ u64* row_sort_slice(const Params& p, int row) { return segment_spill(p, row, p.splits); }
+__device__ __forceinline__ u64* row_sort_slice(const Params& p, int row) { return part_spill(p, row, p.splits); }

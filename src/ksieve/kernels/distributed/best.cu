@@ -1,5 +1,5 @@
-// Puts each row's k best of this rank in order, as composites, and takes the samples that are sent to all ranks with
-// the tag: one CTA for each row.
+// Puts each row's k best of this process in order, as composites, and takes the samples that are sent to all processes
+// with the tag: one CTA for each row.
 #include "distributed/composites.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)

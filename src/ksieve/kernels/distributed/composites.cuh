@@ -1,6 +1,6 @@
-// What the kernels of ksieve.distributed share. A row's scores lie on several ranks; each rank has selected its own k
-// best. A composite holds the ordered key of a score above its global position: a smaller one is a better score, or an
-// equal one that the tie-break prefers, and no two are equal (docs/decisions/0029-ranks.md).
+// What the kernels of ksieve.distributed share. A row's scores lie on several processes; each process has selected its
+// own k best. A composite holds the ordered key of a score above its global position: a smaller one is a better score,
+// or an equal one that the tie-break prefers, and no two are equal (docs/decisions/0029-ranks.md).
 #pragma once
 #include "common/keys.cuh"
 #include "common/ranking.cuh"
@@ -16,43 +16,44 @@ constexpr i64 kNothing = 0x7fffffffffffffffll; // the composite of a slot withou
 
 // Arguments of the three kernels; the host packs them (backends/cuda/ranks.py). Arrays are contiguous.
 struct Shard {
-  const int* ids;      // (rows, k) positions in this rank's shard, -1 where unused, in any order
+  const int* ids;      // (rows, k) positions in this process's shard, -1 where unused, in any order
   const Score* values; // (rows, k) their scores
   i64* best;           // (rows, k) composites, ascending
   i64* samples;        // (rows, num_samples) every step-th composite
-  const i64* gathered; // (world, block) of each rank: composites (rows, k) with kGathered, else samples; then its tag
-  i64* merged;         // (rows, 1 + room): composites up to the low sample; those between it and the high one
-  int* below;          // (rows,) composites of this rank up to the low sample
-  const i64* ks;       // (rows,) k of each row; null: k
-  int* indices;        // (rows, k) result
-  int* counts;         // (rows,) result
-  i64* sent_tag;       // (1,) behind what this rank sends
-  int* flag;           // (1,) set to 1 where tags differ
-  i64 tag;             // of the call as this rank takes it
-  i64 block;           // words that a rank sends
+  const i64*
+      gathered;  // (world, words) of each process: composites (rows, k) with kGathered, else samples; then its tag
+  i64* merged;   // (rows, 1 + room): composites up to the low sample; those between it and the high one
+  int* below;    // (rows,) composites of this process up to the low sample
+  const i64* ks; // (rows,) k of each row; null: k
+  int* indices;  // (rows, k) result
+  int* counts;   // (rows,) result
+  i64* sent_tag; // (1,) behind what this process sends
+  int* flag;     // (1,) set to 1 where tags differ
+  i64 tag;       // of the call as this process takes it
+  i64 words;     // words that a process sends
   int rows;
   int k;
   int step;
   int num_samples;
   int room;
   int world;
-  int rank;
+  int process;
   int position_bits;
   int extent; // one more than the last global position
-  int first;  // contiguous shards: global position of this rank's first score
-  int stripe; // interleaved shards: positions that lie together on a rank; 0: shards are contiguous
+  int first;  // contiguous shards: global position of this process's first score
+  int stripe; // interleaved shards: positions that lie together on a process; 0: shards are contiguous
   int flags;
 };
 static_assert(sizeof(Shard) == 14 * 8 + 12 * 4, "the host packs 160 bytes");
 constexpr int kHighFirst = 1; // the tie-break prefers the highest positions
 constexpr int kOfShard = 2;   // results are positions in the shard
-constexpr int kGathered = 4;  // all composites of all ranks are gathered, and no samples
+constexpr int kGathered = 4;  // all composites of all processes are gathered, and no samples
 
-// Whether a rank takes the call for another one than this rank does: every warp finds out. Call by all threads.
+// Whether a process takes the call for another one than this process does: every warp finds out. Call by all threads.
 KSIEVE_RANKS_INLINE bool ranks_differ(const Shard& p) {
   bool differ = false;
-  for (int rank = threadIdx.x % 32; rank < p.world; rank += 32)
-    differ |= p.gathered[(rank + 1) * p.block - 1] != p.tag;
+  for (int process = threadIdx.x % 32; process < p.world; process += 32)
+    differ |= p.gathered[(process + 1) * p.words - 1] != p.tag;
   return __any_sync(kFullWarp, differ);
 }
 
@@ -61,7 +62,7 @@ __device__ __forceinline__ int k_of_row(const Shard& p, int row) {
 }
 
 __device__ __forceinline__ int global_position(const Shard& p, int id) {
-  return p.stripe ? (id / p.stripe * p.world + p.rank) * p.stripe + id % p.stripe : p.first + id;
+  return p.stripe ? (id / p.stripe * p.world + p.process) * p.stripe + id % p.stripe : p.first + id;
 }
 __device__ __forceinline__ int position_in_shard(const Shard& p, int position) {
   return p.stripe ? position / p.stripe / p.world * p.stripe + position % p.stripe : position - p.first;

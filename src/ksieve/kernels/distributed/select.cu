@@ -1,13 +1,13 @@
-// Finds how many of this rank's composites are among the k best of all ranks, and writes their positions, ascending:
-// one CTA for each row.
-//   with samples: the slots that all ranks have added up hold the composites behind the low sample; the last of the k
-//   best is found by its rank among them
-//   without: all composites of all ranks were gathered, and each of this rank's is ranked among them
-// Where the ranks' tags differ, none is among them.
+// Finds how many of this process's composites are among the k best of all processes, and writes their positions,
+// ascending: one CTA for each row.
+//   with samples: the slots that all processes have added up hold the composites behind the low sample; the last of the
+//   k best is found by its rank among them
+//   without: all composites of all processes were gathered, and each of this process's is ranked among them
+// Where the processes' tags differ, none is among them.
 #include "distributed/composites.cuh"
 
-// Returns how many composites of this rank are among the k best, where all ranks' are gathered; -1 where tags differ.
-// Call by all threads.
+// Returns how many composites of this process are among the k best, where all processes' are gathered; -1 where tags
+// differ. Call by all threads.
 __device__ __forceinline__ int count_among_gathered(const Shard& p, i64 row, int k, const i64* best) {
   __shared__ int count;
   if (threadIdx.x == 0) count = 0;
@@ -20,12 +20,12 @@ __device__ __forceinline__ int count_among_gathered(const Shard& p, i64 row, int
     rank_of[e] = slot_of(e);
   }
   const i64* theirs = p.gathered + row * p.k;
-  for (int rank = 0; rank < p.world; ++rank, theirs += p.block) {
-    if (rank == p.rank) continue;
+  for (int process = 0; process < p.world; ++process, theirs += p.words) {
+    if (process == p.process) continue;
 #pragma unroll
     for (int e = 0; e < kEach; ++e)
       if (slot_of(e) < kSortSize) others[slot_of(e)] = slot_of(e) < p.k ? theirs[slot_of(e)] : kNothing;
-    __syncthreads();                                 // a rank's composites are on chip, for all threads
+    __syncthreads();                                 // a process's composites are on chip, for all threads
     constexpr int kTogether = kEach < 4 ? kEach : 4; // searches that advance together: each waits for shared memory
 #pragma unroll
     for (int first = 0; first < kEach; first += kTogether) {

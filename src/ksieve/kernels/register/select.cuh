@@ -173,7 +173,7 @@ struct Again {
   u32 chosen; // marks of scores better than the k-th score's new bin; `last` marks those in it
   u32 last;
   int remaining_k;
-  Boundary found;
+  FoundBin found;
 };
 
 // Divides the marked scores of a bin, which are in the ring, by the distance of their keys from the bin's first: into
@@ -203,7 +203,7 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
         bins.pair[(v * kVector + i) / 2] = one | next << 16;
       }
     }
-    again.found = BlockScope::find_kth_bin(again.remaining_k, [] {});
+    again.found = CtaScope::find_kth_bin(again.remaining_k, [] {});
     const Divided divided = divide(bins, again.found.bin);
     again.chosen |= divided.before.word[0];
     again.last = divided.within.word[0];
@@ -232,7 +232,7 @@ __device__ __forceinline__ bool select_loaded(const Params& p, const LoadedRow& 
       bins.pair[(v * kVector + i) / 2] = CoarseBins::count_pair(loaded.raw[v], i, valid - v * kStep - i);
   const int edge_bin = edge.valid ? coarse_bin(edge.score) : CoarseBins::kNone;
   if (unlikely(edge.valid)) CoarseBins::count(edge_bin);
-  Boundary found = BlockScope::find_kth_bin(k, release_dependents);
+  FoundBin found = CtaScope::find_kth_bin(k, release_dependents);
   const int bin = found.bin;
   int remaining_k = k - found.before;
   const Divided divided = divide(bins, bin);
@@ -255,7 +255,7 @@ __device__ __forceinline__ bool select_loaded(const Params& p, const LoadedRow& 
     }
     if (!equal && overfull()) {
       describe_loaded(p, loaded.row.id);
-      select_overfull_bucket<BlockScope, CoarseBins>(0, {chosen}, {last}, bin, remaining_k, found.count);
+      select_overfull_bucket<CtaScope, CoarseBins>(0, {chosen}, {last}, bin, remaining_k, found.count);
       return false;
     }
   }

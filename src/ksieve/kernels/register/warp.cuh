@@ -317,7 +317,7 @@ __device__ __forceinline__ void select_any(const Params& p, const Row& row, int 
   run_epilogue<kLanes>(p, row.id, nullptr);
 }
 
-// Selects the segments of a warp: up to kLanes neighbours at a time, whose bounds lanes load together. Those that are
+// Selects the segments of a warp: up to kLanes neighbours at a time, whose ends lanes load together. Those that are
 // too long for it are listed for the next launch.
 template <class AnyRow>
 __device__ __forceinline__ void select_segments(const Params& p, u32 warp, u32 warps, int lane) {

@@ -43,9 +43,9 @@ template <class AnyRow> __device__ __forceinline__ void select_block_rows(const 
         clear_row(to);
       }
       pool_to_ring(row, 0, row.length); // its barriers order the descriptor and the counters for all threads
-      BlockScope::reduce_bracket(bracket_of_samples(sample_of_blocks(id, row.length), 0), 0);
+      CtaScope::reduce_bracket(bracket_of_samples(sample_of_blocks(id, row.length), 0), 0);
       if (id + grid_size() >= p.rows) release_dependents();
-      select_resident<BlockScope>(p, 0, [] {}, [] {});
+      select_resident<CtaScope>(p, 0, [] {}, [] {});
     }
     run_epilogue(p, id, sort_slice(p, blockIdx.x));
     __syncthreads(); // no thread works on the row any more

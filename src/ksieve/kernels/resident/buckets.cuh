@@ -215,7 +215,7 @@ __device__ __forceinline__ void write_last(int slot, int listed, int remaining_k
 // Functions that resident/overfull.cuh needs of a scope, where its counters are in shared memory.
 template <class Self> struct OnChip {
   // Returns the bin of the score of this rank, in a further round of counts.
-  __device__ __forceinline__ static Boundary find_again(int rank) {
+  __device__ __forceinline__ static FoundBin find_again(int rank) {
     return Self::find_kth_bin(rank, [] {});
   }
 
@@ -226,7 +226,7 @@ template <class Self> struct OnChip {
 };
 
 // The scope of a row in one CTA.
-struct BlockScope : OnChip<BlockScope> {
+struct CtaScope : OnChip<CtaScope> {
   static constexpr bool kAlone = true;
   __device__ __forceinline__ static SharedStorage& owner() { return shared_storage(); }
   __device__ __forceinline__ static bool owns() { return true; }
@@ -241,10 +241,10 @@ struct BlockScope : OnChip<BlockScope> {
   __device__ __forceinline__ static void await_bracket(int) { __syncthreads(); } // every warp's bracket is in the row's
 
   // Returns the bucket of the score of this rank, after then() has run. Call by all threads.
-  template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then then) {
+  template <class Then> __device__ __forceinline__ static FoundBin find_kth_bin(int rank, Then then) {
     __syncthreads(); // every thread's scores are in the histogram
     then();
-    return find_boundary(rank);
+    return find_bin(rank);
   }
 };
 

@@ -5,12 +5,12 @@
 #include "resident/cluster_scope.cuh"
 #include "resident/fallback.cuh"
 
-// Appends the peers' candidates, counts and histograms to rank 0's own. Call by all threads of rank 0, behind a cluster
+// Appends the peers' candidates, counts and histograms to CTA 0's own. Call by all threads of CTA 0, behind a cluster
 // barrier.
 __device__ __forceinline__ void gather_peers(int splits) {
   SharedStorage& s = shared_storage();
-  for (int rank = 1; rank < splits; ++rank) {
-    SharedStorage& peer = *in_rank(&s, rank);
+  for (int cta = 1; cta < splits; ++cta) {
+    SharedStorage& peer = *in_cta(&s, cta);
     int listed = min(peer.listed, kListed);
     int base = s.listed;
     for (int slot = threadIdx.x; slot < listed; slot += kThreads) {
@@ -36,11 +36,11 @@ __device__ __forceinline__ void gather_peers(int splits) {
 
 constexpr bool kResident = kMaxResident > 0; // the planner then gives this family no rows that are wider
 
-// Returns this CTA's segment of the row: a tile if rows are resident.
-__device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u32 rank) {
+// Returns this CTA's part of the row: a tile if rows are resident.
+__device__ __forceinline__ RowTask part_of_cta(const Params& p, const Row& row, u32 cta) {
   RowTask task = whole_row(p, row, nullptr);
-  const int size = kResident ? kTile : segment_size(row.length, p.splits);
-  task.begin = static_cast<int>(rank) * size;
+  const int size = kResident ? kTile : part_size(row.length, p.splits);
+  task.begin = static_cast<int>(cta) * size;
   task.end = max(min(task.begin + size, row.length), task.begin);
   return task;
 }
@@ -49,7 +49,7 @@ __device__ __forceinline__ RowTask segment_of(const Params& p, const Row& row, u
 // statistics or tie-breaks. Call by all threads of the cluster.
 __device__ __forceinline__ void select_exact(const Params& p, int id) {
   SharedStorage& s = shared_storage();
-  const RowTask task = segment_of(p, present_part(load_row(p, id)), cluster_rank());
+  const RowTask task = part_of_cta(p, present_part(load_row(p, id)), cta_in_cluster());
   if (kPositions && fits(task.row, slots_of(p, task.row))) { // select_tile has copied it
     use_copied(task.row, task.begin, task.end);
   } else {
@@ -63,20 +63,20 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
     start_scan(task.row.scores, task.begin, task.end);
     trace_scans(1);
   }
-  cluster_sync(); // every segment is counted
-  if (cluster_rank() == 0) {
+  cluster_sync(); // every part is counted
+  if (cta_in_cluster() == 0) {
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
       u32 sum = s.histogram[bin];
       for (int other = 1; other < p.splits; ++other)
-        sum += in_rank(s.histogram, other)[bin];
+        sum += in_cta(s.histogram, other)[bin];
       s.histogram[bin] = sum;
     }
     __syncthreads(); // the histogram is the whole row's
-    find_boundary(open_slots(p));
+    find_bin(open_slots(p));
   }
-  cluster_sync(); // rank 0 has found the boundary; no thread reads a peer's coarse histogram any more
-  if (cluster_rank() != 0) clear_storage();
-  SharedStorage& owner = *in_rank(&s, 0);
+  cluster_sync(); // CTA 0 has found the k-th bin; no thread reads a peer's coarse histogram any more
+  if (cta_in_cluster() != 0) clear_storage();
+  SharedStorage& owner = *in_cta(&s, 0);
   trace_set(kColRoute, kDirect);
   Frontier frontier = classified(task, owner.found[0]);
   if (threadIdx.x == 0) s.rule.num_selected = &owner.num_selected;
@@ -86,23 +86,23 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
     scan<true>(task.row.scores, task.begin, task.end, classify);
   }
   bool mine = certify(task, ScanPurpose::kClassified, kResident, frontier, [&] {
-    cluster_sync(); // better bins are emitted, the boundary bin is stored in its segments
-    if (cluster_rank() == 0) gather_peers(p.splits);
+    cluster_sync(); // better bins are emitted, the k-th bin is stored in its parts
+    if (cta_in_cluster() == 0) gather_peers(p.splits);
     cluster_sync(); // no thread reads a peer's memory any more
-    return cluster_rank() == 0 ? Merged::kWhole : Merged::kOther;
+    return cta_in_cluster() == 0 ? Merged::kWhole : Merged::kOther;
   });
   static_assert(!kKeepsKeys, "an epilogue follows");
   if (mine) refine(task, frontier);
 }
 
 // Selects the row of a cluster. Call by all its threads. Returns whether peers may still read this CTA's shared memory.
-__device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 rank) {
+__device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 cta) {
   if constexpr (kFits) {
     TileResult result = {};
     if constexpr (kBlockRows) {
-      result = select_tile_of_blocks<ClusterScope>(p, load_row(p, id), static_cast<int>(rank));
+      result = select_tile_of_blocks<ClusterScope>(p, load_row(p, id), static_cast<int>(cta));
     } else {
-      result = select_tile<ClusterScope>(p, id, static_cast<int>(rank), true);
+      result = select_tile<ClusterScope>(p, id, static_cast<int>(cta), true);
     }
     if (result.resident) return !result.written;
   } else {
@@ -114,7 +114,7 @@ __device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 ra
   if (size_of(row) <= slots_of(p, row)) { // the same for the whole cluster: no thread waits
     whole_row(p, row, nullptr);
     __syncthreads(); // thread 0 wrote the row's facts (whole_row), for all
-    if (rank == 0) select_short(p, row);
+    if (cta == 0) select_short(p, row);
     return true;
   }
   if constexpr (!kBlockRows) select_exact(p, id); // rows of blocks are resident, or short

@@ -1,6 +1,6 @@
 // Cluster scope: the CTAs of a cluster share a row. Messages are pushed: st.async stores them in each peer's mailbox
 // and completes an mbarrier there, one for each kind of message. On the ordinary route no CTA reads a peer's memory.
-// Rare routes (resident/overfull.cuh) update counters and the tail of rank 0 by atomics and read the counters; rows
+// Rare routes (resident/overfull.cuh) update counters and the tail of CTA 0 by atomics and read the counters; rows
 // that are not selected by buckets are gathered from peers (gather_peers, resident/cluster_rows.cuh).
 #pragma once
 #include "resident/tile.cuh"
@@ -32,7 +32,7 @@ struct alignas(16) ClusterMailbox {
   u64 counted;                    // mbarrier: the counts that this CTA adds up arrived
   u64 summed;                     // mbarrier: all sums arrived
   u64 divided;                    // mbarrier: the shares arrived
-  u64 listed;                     // mbarrier, at rank 0: the undecided scores arrived
+  u64 listed;                     // mbarrier, at CTA 0: the undecided scores arrived
   u32 rounds;                     // exchanges of counts so far: their parity is the mbarriers' phase
 };
 static_assert(!kFits || sizeof(ClusterMailbox) <= (kDescriptors - 3) * sizeof(RowDescriptor),
@@ -54,8 +54,8 @@ struct ClusterScope : OnChip<ClusterScope> {
   static constexpr bool kTrimsBracket = kMaxResident > 131072; // takes 0.1 us, which narrower rows do not win back
   static constexpr bool kRanksFirst = true;
   static constexpr bool kRereadsDescriptor = true; // kept in a register, the route would be spilled
-  __device__ __forceinline__ static SharedStorage& owner() { return *in_rank(&shared_storage(), 0); }
-  __device__ __forceinline__ static bool owns() { return cluster_rank() == 0; }
+  __device__ __forceinline__ static SharedStorage& owner() { return *in_cta(&shared_storage(), 0); }
+  __device__ __forceinline__ static bool owns() { return cta_in_cluster() == 0; }
   __device__ __forceinline__ static void sync() { cluster_sync(); }
 
   // Initialises this CTA's mbarriers; peers may send to them behind ready(). Call by all threads.
@@ -84,7 +84,7 @@ struct ClusterScope : OnChip<ClusterScope> {
   __device__ __forceinline__ static void reduce_bracket(const WarpBracket& warp, int) {
     const BracketMessage own = bracket_of_tile<kTrimsBracket>(warp);
     if (threadIdx.x < kCtasPerRow)
-      send(&cluster_mailbox().brackets[cluster_rank()], own.message(), threadIdx.x, &cluster_mailbox().known);
+      send(&cluster_mailbox().brackets[cta_in_cluster()], own.message(), threadIdx.x, &cluster_mailbox().known);
   }
   // Waits for the brackets of all CTAs, and joins them into the row's. Call by all threads.
   __device__ __forceinline__ static void await_bracket(int slot) {
@@ -98,7 +98,7 @@ struct ClusterScope : OnChip<ClusterScope> {
 
   // Returns the bucket of the score of this rank. Call by all threads. Every CTA adds up the counts of a slice of the
   // bins and sends the sums to all CTAs.
-  template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then) {
+  template <class Then> __device__ __forceinline__ static FoundBin find_kth_bin(int rank, Then) {
     constexpr u32 kSlice = kBins / 8 / kCtasPerRow; // bins that a CTA adds up, in groups of eight
     static_assert(!kFits || kCountsHaveOwnBuffer || sizeof(Counts) <= sizeof(SharedStorage::ring),
                   "there is room for counts");
@@ -117,7 +117,7 @@ struct ClusterScope : OnChip<ClusterScope> {
       const RingSlot high = counts[2 * at + 1];
       const RingSlot eight = {{halves(low.word[0], low.word[1]), halves(low.word[2], low.word[3]),
                                halves(high.word[0], high.word[1]), halves(high.word[2], high.word[3])}};
-      send(&all.partials[cluster_rank() * kSlice + at % kSlice], eight, at / kSlice, &m.counted);
+      send(&all.partials[cta_in_cluster() * kSlice + at % kSlice], eight, at / kSlice, &m.counted);
     }
 #pragma unroll 1
     for (u32 within = threadIdx.x; within < 4 * kSlice; within += kThreads) {
@@ -138,11 +138,11 @@ struct ClusterScope : OnChip<ClusterScope> {
 #pragma unroll
       for (u32 peer = 0; peer < kCtasPerRow; peer += 4)
         if (kCtasPerRow % 4 == 0 || peer + threadIdx.x % 4 < kCtasPerRow)
-          send(&all.sums[cluster_rank() * kSlice + within / 4], eight, peer + threadIdx.x % 4, &m.summed);
+          send(&all.sums[cta_in_cluster() * kSlice + within / 4], eight, peer + threadIdx.x % 4, &m.summed);
     }
     __syncwarp(); // every lane has sent its sums, before the warp waits for all sums
     wait_mbarrier(&m.summed, round & 1);
-    const Boundary found = find_boundary(rank, 0, reinterpret_cast<const unsigned short*>(all.sums));
+    const FoundBin found = find_bin(rank, 0, reinterpret_cast<const unsigned short*>(all.sums));
     if (threadIdx.x == 0) {
       expect_counts();
       m.rounds = round + 1;
@@ -150,7 +150,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     return found;
   }
 
-  // Writes this CTA's share of the answer: its positions in better buckets; the undecided scores go to rank 0, which
+  // Writes this CTA's share of the answer: its positions in better buckets; the undecided scores go to CTA 0, which
   // writes the best `remaining_k` of them. If they are `equal`, they are part of the shares instead.
   __device__ __forceinline__ static void write(const Params& p, int slot, const Divided& divided, bool edge_before,
                                                bool edge_within, int remaining_k, bool equal) {
@@ -160,12 +160,12 @@ struct ClusterScope : OnChip<ClusterScope> {
     Share share = share_of(slot, divided, edge_before, edge_within, equal);
     SlotFacts facts;
     if constexpr (kWritesShares) facts = SlotFacts::of(p, descriptor_at(slot).id);
-    if (threadIdx.x < kCtasPerRow) send(&m.shares[cluster_rank()], share.all, threadIdx.x, &m.divided);
+    if (threadIdx.x < kCtasPerRow) send(&m.shares[cta_in_cluster()], share.all, threadIdx.x, &m.divided);
     collect_share(share, slot, divided, edge_before, remaining_k);
 
     wait_mbarrier(&m.divided, 0);
     const u32 shared = lane < kCtasPerRow ? m.shares[lane] : 0;
-    const u32 in_front = __reduce_add_sync(kFullWarp, lane < cluster_rank() ? shared : 0);
+    const u32 in_front = __reduce_add_sync(kFullWarp, lane < cta_in_cluster() ? shared : 0);
     int tail = min(static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16), kTailMax);
     if constexpr (kHalfValues)
       if (equal) tail = 0;
@@ -185,7 +185,7 @@ struct ClusterScope : OnChip<ClusterScope> {
       const SlotWriter slots = writer_of(p, facts, slot, kOverwritten);
       int* positions = collected();
       slots.write_entries(begin, begin + count, [&](int i) { return positions[i - begin]; });
-      if (cluster_rank() == kCtasPerRow - 1) { // what follows
+      if (cta_in_cluster() == kCtasPerRow - 1) { // what follows
         if constexpr (kWritesSlots) {
           slots.finish(descriptor_at(slot).slots);
         } else {

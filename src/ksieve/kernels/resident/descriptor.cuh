@@ -1,4 +1,4 @@
-// Row descriptors and bulk copies of rows that are resident in shared memory, kEach scores for each thread.
+// Row descriptors and bulk copies of resident rows, kEach scores for each thread.
 #pragma once
 #include "common/ptx.cuh"
 #include "stream/select.cuh"
@@ -16,40 +16,41 @@ __device__ __forceinline__ bool is_sampler() {
   return kSamplers == kWarps || static_cast<int>(threadIdx.x) < 32 * kSamplers;
 }
 
-// Overflow vectors: where the ring has no room for the whole tile, one or two vectors of each block are not copied, but
-// loaded to registers where they are counted. They are every other one from a block's second on, so that both ends of a
+// Overflow vectors: where the ring has no room for the whole tile, one or two vectors of each piece are not copied, but
+// loaded to registers where they are counted. They are every other one from a piece's second on, so that both ends of a
 // tile are in the ring, where it is sampled.
 __device__ __forceinline__ constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
-constexpr int kBlocks = common_divisor(kVectors, kOverflowVectors);
-constexpr int kBlock = kOverflowVectors ? kVectors / kBlocks : kVectors;
-constexpr int kOverflowPerBlock = kOverflowVectors ? kOverflowVectors / kBlocks : 1;
-constexpr int kCopied = kOverflowVectors ? kBlock - kOverflowPerBlock : kBlock; // vectors of a block in the ring
-static_assert(kVectors % kBlock == 0 &&
+constexpr int kPieces = common_divisor(kVectors, kOverflowVectors);
+constexpr int kPiece = kOverflowVectors ? kVectors / kPieces : kVectors;
+constexpr int kOverflowPerPiece = kOverflowVectors ? kOverflowVectors / kPieces : 1;
+constexpr int kCopied = kOverflowVectors ? kPiece - kOverflowPerPiece : kPiece; // vectors of a piece in the ring
+static_assert(kVectors % kPiece == 0 &&
                   (kOverflowVectors == 0 ||
-                   kCopied > kOverflowPerBlock && kVectors / kBlock * kOverflowPerBlock == kOverflowVectors),
-              "blocks are whole, and mostly copied");
+                   kCopied > kOverflowPerPiece && kVectors / kPiece * kOverflowPerPiece == kOverflowVectors),
+              "pieces are whole, and mostly copied");
 // Returns which vector of the tile an overflow vector is.
 __device__ __forceinline__ constexpr int overflow_vector(int number) {
-  return number / kOverflowPerBlock * kBlock + number % kOverflowPerBlock * 2 + 1;
+  return number / kOverflowPerPiece * kPiece + number % kOverflowPerPiece * 2 + 1;
 }
 // Returns which vector of the tile a stage of the ring has.
 __device__ __forceinline__ constexpr int vector_of_stage(int stage) {
-  const int in_block = stage % kCopied;
+  const int in_piece = stage % kCopied;
   return kOverflowVectors
-             ? stage / kCopied * kBlock + (in_block < kOverflowPerBlock ? 2 * in_block : in_block + kOverflowPerBlock)
+             ? stage / kCopied * kPiece + (in_piece < kOverflowPerPiece ? 2 * in_piece : in_piece + kOverflowPerPiece)
              : stage;
 }
 // Returns how many overflow vectors are counted before a stage; with `asked`, how many are loaded before it, as late as
 // possible.
 __device__ __forceinline__ constexpr int overflow_due(int stage, bool asked) {
-  const int in_block = stage % kCopied;
-  return kOverflowVectors ? stage / kCopied * kOverflowPerBlock +
-                                (asked ? in_block * kOverflowPerBlock / kCopied : min(in_block, kOverflowPerBlock))
+  const int in_piece = stage % kCopied;
+  return kOverflowVectors ? stage / kCopied * kOverflowPerPiece +
+                                (asked ? in_piece * kOverflowPerPiece / kCopied : min(in_piece, kOverflowPerPiece))
                           : 0;
 }
 
-// Whether rows are selected by buckets: not with statistics, which count the paper's digits, nor with tie-breaks, which
-// need the candidates stored; with positions those that are dense (PositionedRow), which no row is with forced scores.
+// Whether rows can be resident: kept on chip and selected from there. They are not with statistics, which count the
+// paper's digits, and not with tie-breaks, which need the candidates stored. With positions, dense rows are
+// (PositionedRow), unless scores are forced.
 constexpr bool kFits = kMaxResident > 0 && kEach <= 128 && !kStats && !kTies && !(kPositions && kForced > 0);
 static_assert(kFits || kOverflowVectors == 0, "otherwise rows are read in the ring alone");
 
@@ -59,8 +60,8 @@ constexpr int kCollected = kBins + kSharedCapacity * static_cast<int>(sizeof(u64
 __device__ __forceinline__ int* collected() { return reinterpret_cast<int*>(shared_storage().histogram); }
 static_assert(!kFits || kColumnBytes == 0, "the list follows the histogram");
 
-// Returns whether a row is resident. Room is left for the positions outside the body, even if more of them than
-// expected are selected: scores may change under a running kernel.
+// Returns whether a row is resident, in the ring or in registers. Room is left for the positions outside the body, even
+// if more of them than expected are selected: scores may change under a running kernel.
 __device__ __forceinline__ bool fits(const Row& row, int k) {
   return kFits && row.length > k && row.length <= kMaxResident && k <= kCollected - 2 * kVector;
 }
@@ -200,10 +201,10 @@ constexpr int kChunks = kStages * static_cast<int>(kStageBytes) >= 128 << 10 ? k
 constexpr int kAtOnce = kChunks == 1 ? 1 : kOverflowVectors ? 3 : 2; // chunks copied first: half of the tile
 
 // Stretches of the ring that one bulk copy fills: they lie between overflow vectors; the first is one vector.
-constexpr int kStretches = kOverflowPerBlock > 1 ? kStages : kOverflowVectors ? kOverflowVectors + 1 : kChunks;
+constexpr int kStretches = kOverflowPerPiece > 1 ? kStages : kOverflowVectors ? kOverflowVectors + 1 : kChunks;
 static_assert(kStretches >= kChunks, "every chunk has one");
 __device__ __forceinline__ constexpr int stretch_begin(int number) { // first stage of a stretch
-  return kOverflowVectors == 0 || kOverflowPerBlock > 1 ? number * kStages / kStretches
+  return kOverflowVectors == 0 || kOverflowPerPiece > 1 ? number * kStages / kStretches
          : number                                       ? 1 + (number - 1) * kCopied
                                                         : 0;
 }

@@ -12,7 +12,7 @@ __device__ __forceinline__ void use_copied(const Row& row, int begin, int end) {
   if (body.end - body.begin < kTurn) fill_rest(body);
 }
 
-// Selects a row that the ring holds without buckets: an exact coarse histogram gives the boundary bin, the scores in
+// Selects a row that the ring holds without buckets: an exact coarse histogram gives the k-th bin, the scores in
 // the ring are classified against it, and refine (stream/refine.cuh) completes the row. `copied`: they are there.
 __device__ __forceinline__ void select_from_ring(const RowTask& t, bool copied = false) {
   if (copied) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void select_from_ring(const RowTask& t, bool copied =
   CoarseCount counting;
   scan<true>(t.row.scores, t.begin, t.end, counting);
   __syncthreads(); // every score is counted
-  Boundary found = find_boundary(open_slots(t.params));
+  FoundBin found = find_bin(open_slots(t.params));
   Frontier frontier = classified(t, found);
   __syncthreads(); // the rule is visible
   Classify classify(shared_storage().rule);

@@ -1,4 +1,4 @@
-// Family resident_grid: several CTAs share a row, for few long rows; all of them are resident.
+// Family resident_grid: several CTAs share a row, for few long rows; all CTAs run at once.
 //
 //   1. each CTA copies its tile to the ring, samples it and publishes its bracket
 //   2. buckets are counted and added up in the workspace, and every CTA finds the k-th score's bucket
@@ -8,7 +8,7 @@
 // Row reads: 1.
 #include "resident/grid_scope.cuh"
 
-static_assert(kOrder == Order::kAny && !kOverlap, "slots are not sorted, and all CTAs are resident");
+static_assert(kOrder == Order::kAny && !kOverlap, "slots are not sorted, and all CTAs run at once");
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_resident_grid(const __grid_constant__ Params p) {
@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   int id = blockIdx.x / kCtasPerRow;
   while (true) {
     const bool first = id == static_cast<int>(blockIdx.x) / kCtasPerRow;
-    const TileResult result = select_tile<GridScope>(p, id, rank_in_row(), first);
+    const TileResult result = select_tile<GridScope>(p, id, cta_in_row(), first);
     if (result.resident) {
       if (kEpilogue) GridScope::hand_over();
       if (!result.written) GridScope::leave();

@@ -1,4 +1,4 @@
-// Messages between CTAs that share a row without being a cluster, in the workspace. All CTAs are resident (cooperative
+// Messages between CTAs that share a row without being a cluster, in the workspace. All CTAs run at once (cooperative
 // launch), so they may wait for each other. A message is complete when its words are non-zero, or when sums reach a
 // known total: receivers poll the message itself, without fences or flags. CTAs of a row wait for each other by
 // counters (`arrived`) on rare routes alone, and its owner does in front of the epilogue; between two rows of a CTA
@@ -57,8 +57,8 @@ __device__ __forceinline__ volatile GridState& grid_state() {
   return *reinterpret_cast<volatile GridState*>(&shared_storage().descriptors[kOwn + 1]);
 }
 __device__ __forceinline__ GridMailbox& grid_mailbox() { return *grid_state().grid_mailbox; }
-// Returns this CTA's rank among the CTAs of its row; rank 0 is the row's owner.
-__device__ __forceinline__ int rank_in_row() { return static_cast<int>(blockIdx.x) % kCtasPerRow; }
+// Returns this CTA's number among the CTAs of its row; CTA 0 is the row's owner.
+__device__ __forceinline__ int cta_in_row() { return static_cast<int>(blockIdx.x) % kCtasPerRow; }
 
 // Takes the next mailbox. Call by one thread; a barrier must follow.
 __device__ __forceinline__ void take_mailbox(const Params& p) {

@@ -11,7 +11,7 @@ struct GridScope {
   static constexpr bool kRanksFirst = false;
   static constexpr bool kRereadsDescriptor = false;
   __device__ __forceinline__ static Owner& owner() { return grid_mailbox().owner; }
-  __device__ __forceinline__ static bool owns() { return rank_in_row() == 0; }
+  __device__ __forceinline__ static bool owns() { return cta_in_row() == 0; }
 
   // A barrier of all CTAs of the row, for rare routes (resident/overfull.cuh). Call by all threads.
   __device__ __forceinline__ static void sync() {
@@ -34,7 +34,7 @@ struct GridScope {
   // Publishes the bracket of this CTA's samples. Call by all threads.
   __device__ __forceinline__ static void reduce_bracket(const WarpBracket& warp, int) {
     const BracketMessage own = bracket_of_tile<kTrimsBracket>(warp);
-    if (threadIdx.x == 0) store_relaxed(&grid_mailbox().brackets[rank_in_row()], own.message());
+    if (threadIdx.x == 0) store_relaxed(&grid_mailbox().brackets[cta_in_row()], own.message());
   }
   // Waits for the brackets of all CTAs, and joins them into the row's. Call by all threads.
   __device__ __forceinline__ static void await_bracket(int slot) {
@@ -71,7 +71,7 @@ struct GridScope {
   // Returns the bucket of the score of this rank. Call by all threads. Sums are complete when they add up to a total
   // that is known beforehand: the scores of all tiles, and for each CTA the greatest possible number of scores outside
   // its body. Counts are only ever added: if some were subtracted, an incomplete sum could reach the total.
-  template <class Then> __device__ __forceinline__ static Boundary find_kth_bin(int rank, Then) {
+  template <class Then> __device__ __forceinline__ static FoundBin find_kth_bin(int rank, Then) {
     SharedStorage& s = shared_storage();
     const volatile RowDescriptor& row = descriptor_at(0);
     __syncthreads(); // every thread's scores are in this CTA's histogram
@@ -105,13 +105,13 @@ struct GridScope {
         before += bin[i];
       }
     }
-    __syncthreads(); // one thread wrote the boundary, for all
+    __syncthreads(); // one thread wrote the found bin, for all
     return s.found[0];
   }
 
   // Returns the bin of the score of this rank in a further round of counts. Its total is not known beforehand: barriers
   // of all CTAs separate the steps. Call by all threads.
-  __device__ __forceinline__ static Boundary find_again(int rank) {
+  __device__ __forceinline__ static FoundBin find_again(int rank) {
     __syncthreads(); // every thread's scores are in this CTA's histogram
     u32* sums = grid_mailbox().counts[1];
     add_counts(sums, 0);
@@ -123,7 +123,7 @@ struct GridScope {
       for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
         sums[bin] = 0;
     sync(); // the owner has cleared the sums, for the next round
-    return find_boundary(rank);
+    return find_bin(rank);
   }
 
   // The owner's last warp ranks the scores that all CTAs have listed.
@@ -141,12 +141,12 @@ struct GridScope {
                                                bool edge_within, int remaining_k, bool equal) {
     SharedStorage& s = shared_storage();
     GridMailbox& m = grid_mailbox();
-    const int rank = rank_in_row();
+    const int cta = cta_in_row();
     const u32 lane = threadIdx.x % 32;
     Share share = share_of(slot, divided, edge_before, edge_within, equal);
-    if (threadIdx.x < kCtasPerRow) store_relaxed(&m.shares[threadIdx.x][rank], kPresent | share.all);
+    if (threadIdx.x < kCtasPerRow) store_relaxed(&m.shares[threadIdx.x][cta], kPresent | share.all);
     share.each_listed(slot, [&](int number, int index, float score) {
-      if (number < kTailMax) store_relaxed(&m.listed[rank][number], make_entry(order_key(score), index));
+      if (number < kTailMax) store_relaxed(&m.listed[cta][number], make_entry(order_key(score), index));
     });
     collect_share(share, slot, divided, edge_before, remaining_k);
 
@@ -166,18 +166,18 @@ struct GridScope {
       return;
     }
     u32 message[kMessagesPerLane] = {};
-    poll_all(m.shares[rank], message, [](u32 one) { return one != 0; });
+    poll_all(m.shares[cta], message, [](u32 one) { return one != 0; });
     u32 in_front = 0;
 #pragma unroll
     for (u32 i = 0; i < kMessagesPerLane; ++i)
-      if (static_cast<int>(32 * i + lane) < rank) in_front += message[i] & (kHalfScores ? ~kPresent : 0xffffu);
+      if (static_cast<int>(32 * i + lane) < cta) in_front += message[i] & (kHalfScores ? ~kPresent : 0xffffu);
     in_front = __reduce_add_sync(kFullWarp, in_front);
     if (lane == 0) grid_state().in_front = static_cast<int>(in_front);
     __syncwarp();                          // lane 0 wrote in_front, before the warp arrives at the barrier
     barrier_of_writers<false, kThreads>(); // in_front is written, for the warps that write positions
 #pragma unroll
     for (u32 i = 0; i < kMessagesPerLane; ++i)
-      if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) store_relaxed(&m.shares[rank][32 * i + lane], 0u);
+      if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) store_relaxed(&m.shares[cta][32 * i + lane], 0u);
     if (!owns()) return;
     if constexpr (kHalfScores)
       if (equal) return;

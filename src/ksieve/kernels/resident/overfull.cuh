@@ -219,7 +219,7 @@ __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyB
 // all threads. In one CTA registers keep the scores' bins; where several CTAs share a row the bins would spill, and the
 // scores are loaded once more.
 template <class Scope, class Bins>
-__device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, KeyBins keys, int remaining_k,
+__device__ __forceinline__ FoundBin divide_keys(const Marks& left, int slot, KeyBins keys, int remaining_k,
                                                 Divided& divided) {
   if constexpr (Scope::kAlone && kEach <= (1 << 16) / kSmThreads) {
     BucketIds bins = {};
@@ -228,12 +228,12 @@ __device__ __forceinline__ Boundary divide_keys(const Marks& left, int slot, Key
       count_key(bin);
       if (at < kEach) bins.pair[at / 2] |= bin << at % 2 * 16;
     });
-    const Boundary found = Scope::find_again(remaining_k);
+    const FoundBin found = Scope::find_again(remaining_k);
     divided = divide(bins, found.bin);
     return found;
   } else {
     each_undecided<Bins, false>(left, slot, keys, [&](u32 bin, int, int) { count_key(bin); });
-    const Boundary found = Scope::find_again(remaining_k);
+    const FoundBin found = Scope::find_again(remaining_k);
     divided = {};
     each_undecided<Bins, false>(left, slot, KeyBins(shared_storage().rule.digit), [&](u32 bin, int w, int bit) {
       divided.before.word[w] |= bin < static_cast<u32>(found.bin) ? 1u << bit : 0u;
@@ -292,7 +292,7 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
       s.rule.worst = keys.worst;
     }
     Divided divided;
-    const Boundary found = divide_keys<Scope, Bins>(last, slot, likely_bins, remaining_k, divided);
+    const FoundBin found = divide_keys<Scope, Bins>(last, slot, likely_bins, remaining_k, divided);
     const KeyBins bins(s.rule.digit);
     likely = keys = bins.keys_of(found.bin, {s.rule.best, s.rule.worst});
     if (kHalfValues && keys.worst - keys.best < kKeyStep) keys.best = keys.worst; // they have one value

@@ -132,7 +132,7 @@ __device__ __forceinline__ void select_positioned_rows(const Params& p) {
     bool written = false; // all slots are as they are to be
     if (by_buckets) {
       sample_resident(slot);
-      written = select_resident<BlockScope>(
+      written = select_resident<CtaScope>(
           p, slot,
           [&] {
             if (!kSorts) copy_coming(slot ^ 1);

@@ -145,7 +145,7 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
         if (!kCopiesAfter) copy_coming(slot_after(slot));
       };
       if (route == RowRoute::kResident) {
-        looked = select_resident<BlockScope>(p, slot, copy_next, look_ahead);
+        looked = select_resident<CtaScope>(p, slot, copy_next, look_ahead);
         if (kRowK || (kForced && !kEpilogue)) write_behind(p, slot);
       } else if constexpr (kWritesSlots) {
         writer_of(p, SlotFacts::of(p, descriptor_at(slot).id), slot).write_whole(descriptor_at(slot).end);

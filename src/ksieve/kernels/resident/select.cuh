@@ -1,4 +1,4 @@
-// Selection of a resident row, in any scope: the boundary costs no second read.
+// Selection of a resident row, in any scope, without a second read.
 //   1. one score of each thread is sampled: the samples give a bracket, which misses the k-th score in about one row of
 //      100,000 (bracket_ranks)
 //   2. every score is counted in equal buckets between the ends (resident/buckets.cuh), and the k-th score's bucket is
@@ -121,7 +121,7 @@ __device__ __forceinline__ int sampled_offset(int at) {
 // follow.
 __device__ __forceinline__ void join_sample(float sample, int offset, int slot) {
   const bool there = offset < descriptor_at(slot).valid && (!kRoundsOut || offset >= front_of(slot));
-  BlockScope::reduce_bracket(bracket_of_samples(rank_sample(sample, there), slot), slot);
+  CtaScope::reduce_bracket(bracket_of_samples(rank_sample(sample, there), slot), slot);
 }
 
 // A sample that is loaded from global memory while the row is still being copied. It is widened where it is used:
@@ -223,7 +223,7 @@ __device__ __forceinline__ bool select_resident(const Params& p, int slot, Ahead
     count_buckets<!kHungry, Scope::kAlone, true>(slot, valid, buckets.linear(), ids, plain, await_bracket);
   }
   each_edge(slot, [&](const Edge& edge) { LinearBuckets::count(BracketBuckets(slot).of(edge.score)); });
-  const Boundary found = Scope::find_kth_bin(descriptor_at(slot).slots, ahead);
+  const FoundBin found = Scope::find_kth_bin(descriptor_at(slot).slots, ahead);
   const int remaining_k = descriptor_at(slot).slots - found.before;
   const bool beyond = found.bin == kBins - 1; // the last bucket also has every score worse than the bracket
   bool whole = found.count == remaining_k && !beyond;
@@ -269,13 +269,12 @@ __device__ __forceinline__ bool select_resident(const Params& p, int slot, Ahead
   }
   each_edge(slot, [&](const Edge& edge) {
     const float bucket = BracketBuckets(slot).of(edge.score);
-    const float bound = LinearBuckets::numbered(found.bin);
+    const float kth = LinearBuckets::numbered(found.bin);
     if constexpr (kHalfValues)
-      if (equal && bucket == bound && atomicAdd(&shared_storage().descriptors[slot].tail_count, 1) >= remaining_k)
-        return;
-    if (bucket < bound || whole && bucket == bound) {
+      if (equal && bucket == kth && atomicAdd(&shared_storage().descriptors[slot].tail_count, 1) >= remaining_k) return;
+    if (bucket < kth || whole && bucket == kth) {
       collect(edge.at, slot);
-    } else if (bucket == bound) {
+    } else if (bucket == kth) {
       list_last<Scope>(edge.at, edge.score, slot);
     }
   });

@@ -205,14 +205,14 @@ template <class Scope> __device__ __forceinline__ void clear_tile() {
 // CTAs; the planner gives it no rows that are not resident (planning/blocks.py). A function template, since rows
 // without blocks lack members.
 template <class Scope, class AnyRow>
-__device__ __forceinline__ TileResult select_tile_of_blocks(const Params& p, const AnyRow& row, int rank) {
+__device__ __forceinline__ TileResult select_tile_of_blocks(const Params& p, const AnyRow& row, int cta) {
   SharedStorage& s = shared_storage();
   Scope::begin();
   const int k = row.slots;
   // What takes time are scores: tiles are equal, and not as large as possible.
   constexpr int kAligned = 32; // entries: their scores are then as aligned as the row's
   const int tile_size = ((row.length - 1) / kCtasPerRow / kAligned + 1) * kAligned;
-  const int begin = min(rank * tile_size, row.length);
+  const int begin = min(cta * tile_size, row.length);
   const int end = min(begin + tile_size, row.length);
   const int sampling = max(row.length / tile_size, 1); // CTAs with a whole tile
   RowDescriptor& tile = s.descriptors[0];
@@ -220,7 +220,7 @@ __device__ __forceinline__ TileResult select_tile_of_blocks(const Params& p, con
   if (threadIdx.x == kScribe) {
     s.base = row.base;
     describe_blocks(p, row, begin, end, tile);
-    s.descriptors[kOwn].edges = rank < sampling;
+    s.descriptors[kOwn].edges = cta < sampling;
   } else if (threadIdx.x == kRanksBracket) {
     bracket_ranks(row.length, k, kWarps * sampling, tile, tile_size);
   } else if (Scope::kTrimsBracket && threadIdx.x == kChoosesEnds) {
@@ -239,13 +239,12 @@ __device__ __forceinline__ TileResult select_tile_of_blocks(const Params& p, con
 // Selects a row of which this CTA has a tile, if the row is resident. Call by all threads. Tiles do not depend on the
 // row's length, so samples are loaded while the length arrives: issued later, their loads would queue behind the
 // copies. `first`: this is the CTA's first row, for which the mbarriers are initialised.
-template <class Scope>
-__device__ __forceinline__ TileResult select_tile(const Params& p, int id, int rank, bool first) {
+template <class Scope> __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int cta, bool first) {
   SharedStorage& s = shared_storage();
   if (first && threadIdx.x == 0) prepare_copies();
   Scope::begin(); // before any load: peers wait for this CTA's mbarriers
   Row row = load_row(p, id);
-  const int from = rank * kTile;
+  const int from = cta * kTile;
   auto end_of = [&](int length) { return max(min(from + kTile, length), from); };
   const Row all = kWindows ? row : widest_row(p, id); // a window's start is known with its row alone
   const Body sampled = body_of(all.scores, from, end_of(all.length));
@@ -268,7 +267,7 @@ __device__ __forceinline__ TileResult select_tile(const Params& p, int id, int r
     if (kWindows) s.base = row.base;
     describe(p, row, from, end_of(row.length), end_of(limit_of(p)), tile);
     if (kPositions && !PositionedRow::of_row().dense()) tile.route = RowRoute::kStreamed;
-    s.descriptors[kOwn].edges = rank < sampling_ctas(row.length);
+    s.descriptors[kOwn].edges = cta < sampling_ctas(row.length);
     tile.copy = Scope::copies() & 1;
   } else if (threadIdx.x == kRanksBracket) {
     bracket_ranks(row.length, slots_of(p, row), kWarps * sampling_ctas(row.length), tile, row.length);

@@ -98,7 +98,7 @@ template <bool kCounted> __device__ __forceinline__ void clear_front(int slot, R
 }
 
 // Calls visit(vector, scores) for each of this thread's vectors, and ready() in front of the first visit. With kEarly
-// the next vector is read ahead, since its load would queue behind the counts, and an overflow vector is loaded a block
+// the next vector is read ahead, since its load would queue behind the counts, and an overflow vector is loaded a piece
 // ahead. With kLast no thread reads the ring afterwards, so that overflow vectors may be copied to where vectors were
 // read. With kAlone, skip(vector) is called for vectors behind the row. Call by whole warps.
 template <bool kEarly, bool kLast, bool kAlone, bool kCounted, class Visit, class Skip, class Ready>
@@ -151,7 +151,7 @@ __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Sk
     look(vector_of_stage(stage), raw);
     if constexpr (kOverflowVectors > 0 && !kReplaced)
 #pragma unroll
-      for (int i = 0; i < kOverflowPerBlock; ++i) {
+      for (int i = 0; i < kOverflowPerPiece; ++i) {
         const int number = overflow_due(stage, kEarly && kRoomy) + i;
         if (number >= overflow_due(stage + 1, kEarly && kRoomy)) continue;
         const Raw raw = kEarly ? overflow : load_overflow(overflow_vector(number));

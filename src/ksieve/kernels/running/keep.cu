@@ -1,11 +1,11 @@
-// Takes a tile of columns into account: one CTA for each row appends the scores that can be among the row's k best to
+// A push takes some columns into account: one CTA for each row appends the scores that can be among the row's k best to
 // the row's list (ksieve.Running, docs/decisions/0041-keep.md). Where the list is full it is compacted to the k best of
-// it, whose worst is the bound of those that follow. Every input is exact, in one launch. A tile is read once, or twice
-// where fewer than k scores reach the first bound, which is guessed (decision 41).
+// it, whose worst is the cutoff of those that follow. Every input is exact, in one launch. Columns are read once, or
+// twice where fewer than k scores reach the first cutoff, which is guessed (decision 41).
 #include "running/list.cuh"
 
 constexpr int kDrawn = 8 / kVector; // 16-byte loads of a thread in a sample
-constexpr u64 kNoBound = ~0ull;     // fewer than k scores are known
+constexpr u64 kNoCutoff = ~0ull;    // fewer than k scores are known
 
 // Vectors of a thread, and a bit for each of their scores.
 struct Scores {
@@ -49,11 +49,11 @@ __device__ __forceinline__ void each_score(const Raw (&raw)[kVectors], int posit
     }
 }
 
-// Appends the scores in `pending` that are better than the bound, which they reach, and returns those for which there
+// Appends the scores in `pending` that are better than the cutoff, which they reach, and returns those for which there
 // was no slot. Most lanes have few: these are taken from shared memory, where any of them has an address. Call by whole
 // warps.
 __device__ __forceinline__ u32 append(const List& list, const Raw (&raw)[kVectors], int position, u32 pending,
-                                      u64 bound) {
+                                      u64 cutoff) {
   SharedStorage& s = shared_storage();
 #pragma unroll
   for (int u = 0; u < kVectors; ++u)
@@ -64,11 +64,11 @@ __device__ __forceinline__ u32 append(const List& list, const Raw (&raw)[kVector
     return score_of_bits(kHalfScores ? word >> b % 2 * 16 & 0xffff : word);
   };
   const auto place_of = [&](int b) { return index_of_bit(b, position); };
-  if (static_cast<u32>(bound) + 1 > 1) { // of scores that equal the bound's, positions decide
+  if (static_cast<u32>(cutoff) + 1 > 1) { // of scores that equal the cutoff's, positions decide
     for (u32 rest = pending; rest; rest &= rest - 1) {
       const int b = __ffs(static_cast<int>(rest)) - 1;
       const u32 rank = rank_of(list.p, place_of(b));
-      if (make_entry(order_key(widen(score_at(b))), static_cast<int>(rank)) >= bound) pending ^= 1u << b;
+      if (make_entry(order_key(widen(score_at(b))), static_cast<int>(rank)) >= cutoff) pending ^= 1u << b;
     }
     if (!__any_sync(kFullWarp, pending != 0)) return 0;
   }
@@ -81,32 +81,32 @@ __device__ __forceinline__ u32 append(const List& list, const Raw (&raw)[kVector
   return pending;
 }
 
-// Returns the float that a ranked score which is better than the bound reaches; NaN is compared apart.
-__device__ __forceinline__ float least_score(u64 bound) { return hot_cutoff(entry_key(bound - 1)); }
+// Returns the float that a ranked score which is better than the cutoff reaches; NaN is compared apart.
+__device__ __forceinline__ float least_score(u64 cutoff) { return hot_cutoff(entry_key(cutoff - 1)); }
 
-// Returns the cutoff of a producer: NaN bounds nothing.
-__device__ __forceinline__ float cutoff_of(u64 bound, int k) {
+// Returns the score of a cutoff, for a producer: one that every score reaches in place of NaN.
+__device__ __forceinline__ float score_of_cutoff(u64 cutoff, int k) {
   const float everything = __uint_as_float(kRanking == Ranking::kSmallest ? 0x7f800000u : 0xff800000u);
   if (k == 0) return -everything;
-  const u32 key = entry_key(bound);
+  const u32 key = entry_key(cutoff);
   const float score = key == kNanKey ? everything : score_of_ranked(score_of_key(key));
   return score != score ? everything : score;
 }
 
-// The window of a row within the tile.
+// The window of a row within the columns of a push.
 struct Window {
-  const Score* scores; // of the tile's first column
+  const Score* scores; // of the first column
   int begin;
   int end;
   int first; // of thread 0's first vector, which is aligned
 };
 
-__device__ __forceinline__ int column_of(const Tile& p, const void* bounds, int row, bool wide) {
-  const i64 position = wide ? static_cast<const i64*>(bounds)[row] : static_cast<const int*>(bounds)[row];
+__device__ __forceinline__ int column_of(const Push& p, const void* ends, int row, bool wide) {
+  const i64 position = wide ? static_cast<const i64*>(ends)[row] : static_cast<const int*>(ends)[row];
   return static_cast<int>(min(max(max(position, 0ll) - p.first, 0ll), static_cast<i64>(p.width)));
 }
 
-__device__ __forceinline__ Window window_of(const Tile& p, int row, int k) {
+__device__ __forceinline__ Window window_of(const Push& p, int row, int k) {
   const Score* scores = p.scores + row * p.pitch;
   const int begin = p.starts ? column_of(p, p.starts, row, p.flags & kLongStarts) : 0;
   const int end = k == 0 ? 0 : p.ends ? column_of(p, p.ends, row, p.flags & kLongEnds) : p.width;
@@ -121,9 +121,9 @@ struct Sampled {
   }
 };
 
-// Returns a bound that half as many scores again as k are better than, or somewhat more, if a sample is like the
+// Returns a cutoff that half as many scores again as k are better than, or somewhat more, if a sample is like the
 // window. Call by all threads, behind a barrier after counters are reset; returns behind one.
-__device__ __forceinline__ u64 guess(const Tile& p, Window window, int k) {
+__device__ __forceinline__ u64 guess(const Push& p, Window window, int k) {
   const int n = window.end - window.begin;
   constexpr int kGroup = 8; // threads that read 128 bytes together; groups are spread over the window
   constexpr int kGroups = kThreads / kGroup;
@@ -135,15 +135,15 @@ __device__ __forceinline__ u64 guess(const Tile& p, Window window, int k) {
   return make_entry(last_of_best(wanted, wanted / 8, Sampled{sample}).key, -1);
 }
 
-// Appends the window's scores from `at` on that are better than the bound. Warps read on for themselves until one finds
-// the list full; then `at` and `open` say what it has left. Call by whole warps.
+// Appends the window's scores from `at` on that are better than the cutoff. Warps read on for themselves until one
+// finds the list full; then `at` and `open` say what it has left. Call by whole warps.
 struct Scan {
   int at;
-  u32 open; // scores of the vectors at `at` that no bound has excluded yet
+  u32 open; // scores of the vectors at `at` that no cutoff has excluded yet
 };
-__device__ __forceinline__ Scan take(const List& list, const Window& window, Scan from, u64 bound) {
-  const float least = least_score(bound);
-  const bool all = entry_key(bound - 1) == kNanKey; // NaN, which reaches no number, too
+__device__ __forceinline__ Scan take(const List& list, const Window& window, Scan from, u64 cutoff) {
+  const float least = least_score(cutoff);
+  const bool all = entry_key(cutoff - 1) == kNanKey; // NaN, which reaches no number, too
   while (__any_sync(kFullWarp, from.at < window.end)) {
     KSIEVE_OPAQUE(from.at); // otherwise addresses are computed outside the loop, and spilled
     const Scores found = load_vectors(window.scores, from.at, window.begin, window.end);
@@ -151,7 +151,7 @@ __device__ __forceinline__ Scan take(const List& list, const Window& window, Sca
     each_score(found.raw, from.at, ~0u, [&](Score score, int, u32 bit) { pending |= widen(score) >= least ? bit : 0; });
     pending = (all ? ~0u : pending) & found.valid & from.open;
     if (__any_sync(kFullWarp, pending != 0)) {
-      from.open = append(list, found.raw, list.p.first + from.at, pending, bound);
+      from.open = append(list, found.raw, list.p.first + from.at, pending, cutoff);
       if (__any_sync(kFullWarp, from.open != 0)) {
         shared.full = 1;
         return from;
@@ -164,7 +164,7 @@ __device__ __forceinline__ Scan take(const List& list, const Window& window, Sca
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
-    ksieve_running_keep(const __grid_constant__ Tile p) {
+    ksieve_running_keep(const __grid_constant__ Push p) {
   const int row = blockIdx.x;
   if (p.num_rows && row >= *p.num_rows) return;
   clear_counts();
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   const List list(p, row);
   const Window window = window_of(p, row, k);
   const bool recount = p.flags & kRecount;
-  u64 bound = recount ? kNoBound : p.bounds[row];
+  u64 cutoff = recount ? kNoCutoff : p.cutoffs[row];
   if (threadIdx.x == 0) {
     reset_counters();
     shared.held = recount ? 0 : p.held[row];
@@ -185,26 +185,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     if (own) atomicAdd(&shared.held, own);
   }
   // A row's first scores would all be appended.
-  bool guessed = bound == kNoBound && window.end - window.begin > p.capacity && p.held[row] == 0;
-  if (guessed) bound = guess(p, window, k);
+  bool guessed = cutoff == kNoCutoff && window.end - window.begin > p.capacity && p.held[row] == 0;
+  if (guessed) cutoff = guess(p, window, k);
   const Scan begin = {window.first + own_offset(), ~0u};
   Scan left = begin;
   while (true) {
-    left = take(list, window, left, bound);
+    left = take(list, window, left, cutoff);
     __syncthreads(); // entries are appended, and it is known whether some found no slot, for all threads
     const int held = shared.held;
     const bool full = shared.full;
     if (!full && guessed && held < k) { // what the guess left out may be selected
       guessed = false;
-      bound = kNoBound;
+      cutoff = kNoCutoff;
       left = begin;
       __syncthreads(); // no thread needs the number of entries any more
       if (threadIdx.x == 0) shared.held = 0;
       __syncthreads(); // there is none, for all threads
       continue;
     }
-    const bool over = full || bound == kNoBound || (p.flags & kSettle && held > k);
-    if (over && held >= k && k > 0) bound = compact(p, row, k);
+    const bool over = full || cutoff == kNoCutoff || (p.flags & kSettle && held > k);
+    if (over && held >= k && k > 0) cutoff = compact(p, row, k);
     if (!full) break;
   }
   if (p.flags & kSettle)
@@ -212,6 +212,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       list.places[i] = -1;
   if (threadIdx.x != 0) return;
   p.held[row] = shared.held;
-  p.bounds[row] = bound;
-  p.cutoff[row] = cutoff_of(bound, k);
+  p.cutoffs[row] = cutoff;
+  p.cutoff_scores[row] = score_of_cutoff(cutoff, k);
 }

@@ -8,18 +8,18 @@ constexpr int kMostSlots = 4096; // MOST_SLOTS of backends/cuda/keep.py
 using Slot = unsigned short;
 
 // The kernel's only argument; the host packs it (backends/cuda/keep.py).
-struct Tile {
-  const Score* scores; // (rows, width), `pitch` apart
-  const void* starts;  // (rows,) position at which each row's window begins; null: 0
-  const void* ends;    // (rows,) position behind it; null: no end
-  const int* num_rows; // live rows; null: all
-  const int* row_k;    // (rows,) k of each row; null: k
-  Score* values;       // (rows, capacity) lists
-  int* places;         // (rows, capacity) positions of these scores
-  int* held;           // (rows,) entries of each list
-  u64* bounds;         // (rows,) composites that are not less decide nothing
-  float* cutoff;       // (rows,) the score of the bound, for producers
-  i64 pitch;           // elements
+struct Push {
+  const Score* scores;  // (rows, width), `pitch` apart
+  const void* starts;   // (rows,) position at which each row's window begins; null: 0
+  const void* ends;     // (rows,) position behind it; null: no end
+  const int* num_rows;  // live rows; null: all
+  const int* row_k;     // (rows,) k of each row; null: k
+  Score* values;        // (rows, capacity) lists
+  int* places;          // (rows, capacity) positions of these scores
+  int* held;            // (rows,) entries of each list
+  u64* cutoffs;         // (rows,) a score matters if its composite is less
+  float* cutoff_scores; // (rows,) scores of the cutoffs, for producers
+  i64 pitch;            // elements
   int width;
   int first; // position of the first column
   int k;
@@ -27,10 +27,10 @@ struct Tile {
   int flags;
   int reserved;
 };
-static_assert(sizeof(Tile) == 11 * 8 + 6 * 4, "the host packs 112 bytes");
+static_assert(sizeof(Push) == 11 * 8 + 6 * 4, "the host packs 112 bytes");
 constexpr int kByPosition = 1;  // of equal scores positions decide
 constexpr int kHighFirst = 2;   // the highest ones are selected
-constexpr int kRecount = 4;     // the list is the scores of the first k slots that have a position; no bound is known
+constexpr int kRecount = 4;     // the list is the scores of the first k slots that have a position; no cutoff is known
 constexpr int kSettle = 8;      // at most k entries stay, and the k slots that none has get position -1
 constexpr int kLongStarts = 16; // starts have 64 bits
 constexpr int kLongEnds = 32;
@@ -52,15 +52,15 @@ static_assert(sizeof(SharedStorage::ring) >= 2 * kMostSlots * sizeof(Slot) && kS
               "slots lie where vectors are staged");
 
 // The lower half of a composite: positions in the order in which the tie-break prefers them.
-__device__ __forceinline__ u32 rank_of(const Tile& p, int position) {
+__device__ __forceinline__ u32 rank_of(const Push& p, int position) {
   return p.flags & kHighFirst ? 0x7fffffff - position : position;
 }
 
 struct List {
-  const Tile& p;
+  const Push& p;
   Score* values;
   int* places;
-  __device__ __forceinline__ List(const Tile& p, int row)
+  __device__ __forceinline__ List(const Push& p, int row)
       : p(p), values(p.values + static_cast<i64>(row) * p.capacity),
         places(p.places + static_cast<i64>(row) * p.capacity) {}
 
@@ -128,7 +128,7 @@ template <class Keys> __device__ __forceinline__ Last last_of_best(int wanted, i
       if (counts && key - base <= span) atomicAdd(&shared_storage().histogram[(key - base) >> shift], 1u);
     });
     __syncthreads(); // all threads have counted, and read the extremes
-    const Boundary found = find_boundary(wanted);
+    const FoundBin found = find_bin(wanted);
     wanted -= found.before;
     base += static_cast<u32>(found.bin) << shift;
     if (threadIdx.x == 0) {
@@ -160,10 +160,10 @@ struct EqualRanks {
   }
 };
 
-// Leaves the k best of a list of at least k entries, in any order, and returns the row's new bound. A full list may
+// Leaves the k best of a list of at least k entries, in any order, and returns the row's new cutoff. A full list may
 // keep an eighth more, which saves reads of it. Call by all threads behind a barrier after the last change of the list;
 // returns behind one. Inlined: registers that a function saves would be spilled.
-__device__ __forceinline__ u64 compact(const Tile& p, int row, int k) {
+__device__ __forceinline__ u64 compact(const Push& p, int row, int k) {
   const List list(p, row);
   const int n = min(shared.held, p.capacity);
   const int slack = shared.full ? min(k / 8, kMostSlots - k) : 0;

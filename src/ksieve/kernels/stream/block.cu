@@ -1,4 +1,4 @@
-// Families stream and stream_unsampled: one CTA owns a row from boundary to output.
+// Families stream and stream_unsampled: one CTA has a row from sample to output.
 //
 //   1. the first wave takes row blockIdx.x; later rows come from a device queue in completion order
 //   2. per row: propose, certify, refine (stream/select.cuh); without a policy or a usable view the exact route

@@ -1,7 +1,7 @@
 // Phase 2, certify: scan until a frontier exists that holds the rest of the answer and fits the candidate slots.
-//   1. the proposed boundary is scanned; k admitted scores prove containment
+//   1. the proposed cutoff is scanned; k admitted scores prove containment
 //   2. a proposal that admits fewer scans the rescue band, if there is one, and then takes the exact route: a coarse
-//      histogram of all scores, and a scan that classifies against the exact boundary bin
+//      histogram of all scores, and a scan that classifies against the k-th bin
 //   3. a frontier beyond kCapacity is narrowed by one digit and scanned again, unless it is a single value: then any of
 //      its stored members will do
 // All of it is one loop around one scan: inlined once, it keeps its registers, and nothing else reads the row.
@@ -11,7 +11,7 @@
 #include "stream/sample.cuh"
 #include "stream/tie_break.cuh"
 
-// What one CTA works on: a row, or in its first scan the segment [begin, end) of one.
+// What one CTA works on: a row, or in its first scan the part [begin, end) of one.
 struct RowTask {
   const Params& params;
   Row row;
@@ -46,10 +46,10 @@ __device__ __forceinline__ Digit next_digit(const Frontier& q) {
   return kStats ? paper_digit(q.round, q.keys.best) : digit_over(q.keys.best, q.keys.worst);
 }
 
-// What the next scan's rule is for. kProposed: the proposed boundary; kRescueBand: the rescue band, from there to the
-// rescue boundary; kUnbounded: there is no boundary, and a coarse histogram must find one first; kClassified: the exact
-// boundary bin; kNarrowed: one bin of a frontier that did not fit.
-enum class ScanPurpose { kProposed, kRescueBand, kUnbounded, kClassified, kNarrowed };
+// What the next scan's rule is for. kProposed: the proposed cutoff; kRescueBand: the rescue band, from there to the
+// rescue cutoff; kNoCutoff: there is no cutoff yet, and a coarse histogram must find the k-th bin first; kClassified:
+// the k-th bin; kNarrowed: one bin of a frontier that did not fit.
+enum class ScanPurpose { kProposed, kRescueBand, kNoCutoff, kClassified, kNarrowed };
 
 // Writes the rule of the next scan. Call behind every use of the old rule; a barrier must follow.
 __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_from, KeyRange keys, Digit digit) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_f
   s.rule = {mode, emit_from, keys.best, keys.worst, digit, open_slots(t.params), out, &s.num_selected, &s.num_ties};
 }
 
-// Returns the digit over the keys from the view's best score to the last boundary; better scores share the first bin.
+// Returns the digit over the keys from the view's best score to the last cutoff; better scores share the first bin.
 __device__ __forceinline__ Digit proposal_digit() {
   const SharedStorage& s = shared_storage();
   return kStats ? paper_digit(0, 0) : digit_over(s.view_best, s.cutoff[kRescue]);
@@ -69,7 +69,7 @@ __device__ __forceinline__ Digit proposal_digit() {
 // infinity, which the ring also holds behind a row, and NaN cannot be the cutoff of Filter: they are classified.
 __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_ties) {
   SharedStorage& s = shared_storage();
-  if (threadIdx.x != 0) return; // thread 0 has just written the boundary
+  if (threadIdx.x != 0) return; // thread 0 has just written the cutoff
   u32 cutoff = s.cutoff[0];
   Mode mode = s.expect_plateau ? Mode::kSeparateTies : cutoff < kMinusInfinityKey ? Mode::kInclusive : Mode::kClassify;
   set_rule(t, mode, 0, {0, cutoff}, proposal_digit());
@@ -79,7 +79,7 @@ __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_tie
 // Narrows a frontier to the bin that holds its `remaining_k`-th candidate; better bins are committed. Call by all
 // threads, behind a barrier after the last count; the histogram is then empty.
 __device__ __forceinline__ void narrow(Frontier& q) {
-  Boundary found = find_boundary(q.remaining_k);
+  FoundBin found = find_bin(q.remaining_k);
   q.keys = keys_of_bin(found.bin, q.digit, q.keys);
   if (!kStats) q.keys = keys_of_scores(q.keys);
   q.remaining_k -= found.before;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void emit_any(int remaining_k) {
   });
 }
 
-// Completes a row whose k-th score equals an exact boundary: the `strict` better scores are all stored, and the ties
+// Completes a row whose k-th score equals an exact cutoff: the `strict` better scores are all stored, and the ties
 // are at the end of the output already, or left to collect_ties.
 __device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int num_ties) {
   int k = open_slots(t.params);
@@ -127,9 +127,9 @@ __device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int nu
   if (kTies) leave_ties(shared_storage().cutoff[0], k - strict);
 }
 
-// Returns the frontier of a coarse boundary bin and writes the rule of its scan, which writes scores of better bins to
-// the output. A barrier must follow.
-__device__ __forceinline__ Frontier classified(const RowTask& t, Boundary found) {
+// Returns the frontier of the coarse bin of the k-th score, and writes the rule of its scan, which writes scores of
+// better bins to the output. A barrier must follow.
+__device__ __forceinline__ Frontier classified(const RowTask& t, FoundBin found) {
   KeyRange keys = keys_of_bin(found.bin);
   Frontier q = {keys, found.count, open_slots(t.params) - found.before, 0, {}};
   q.digit = next_digit(q);
@@ -139,16 +139,16 @@ __device__ __forceinline__ Frontier classified(const RowTask& t, Boundary found)
   return q;
 }
 
-// Result of joining the segments of a row behind its first scan.
+// Result of joining the parts of a row behind its first scan.
 enum class Merged {
   kWhole,    // this CTA finishes the row
   kOther,    // another CTA finishes the row
-  kOutgrown, // this CTA finishes the row and scans it again: the segments' candidates did not fit the row's list
+  kOutgrown, // this CTA finishes the row and scans it again: the parts' candidates did not fit the row's list
 };
 
 // Scans a row until there is a frontier to refine, `q`. Returns whether this CTA finishes the row. `purpose` says what
 // the rule in shared memory is for; the first scan covers [begin, end) and has been started, then `merge()` joins the
-// segments of other CTAs, and later scans cover the whole row. `scanned`: the first scan has been done already. Call by
+// parts of other CTAs, and later scans cover the whole row. `scanned`: the first scan has been done already. Call by
 // all threads; unless scanned, storage must be empty behind a barrier.
 template <class Merge>
 __device__ __forceinline__ bool certify(const RowTask& t, ScanPurpose purpose, bool scanned, Frontier& q, Merge merge) {
@@ -156,13 +156,13 @@ __device__ __forceinline__ bool certify(const RowTask& t, ScanPurpose purpose, b
   int begin = t.begin;
   int end = t.end;
   for (bool first = true;; first = false) {
-    if (kSampled ? unlikely(purpose == ScanPurpose::kUnbounded) : purpose == ScanPurpose::kUnbounded) {
+    if (kSampled ? unlikely(purpose == ScanPurpose::kNoCutoff) : purpose == ScanPurpose::kNoCutoff) {
       CoarseCount counting;
       if (!first) start_scan(scores_of(t), begin, end);
       scan(scores_of(t), begin, end, counting);
       start_scan(scores_of(t), begin, end);
       __syncthreads(); // every score is counted
-      q = classified(t, find_boundary(open_slots(t.params)));
+      q = classified(t, find_bin(open_slots(t.params)));
       trace_scans(1);
       purpose = ScanPurpose::kClassified;
     }
@@ -203,7 +203,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, ScanPurpose purpose, b
           trace_set(kColRoute, kRescue ? kRecoveredAfterBand : kRecovered);
           clear_storage();
           __syncthreads(); // counters are zero, for every thread
-          purpose = ScanPurpose::kUnbounded;
+          purpose = ScanPurpose::kNoCutoff;
         }
         continue;
       }

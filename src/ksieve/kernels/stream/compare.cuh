@@ -1,7 +1,7 @@
-// Comparisons of a batch of scores with one bound, which give one bit for each score: the inner loop of a scan. Ranked
+// Comparisons of a batch of scores with one cutoff, which give one bit for each score: the inner loop of a scan. Ranked
 // scores are compared without being computed. With kSmallest the negation is part of the instruction. With kNanFirst a
-// ranked score is that of the next lower number, and so reaches a bound exactly if the score is not at most the bound:
-// NaN never is.
+// ranked score is that of the next lower number, and so reaches a cutoff exactly if the score is not at most the
+// cutoff: NaN never is.
 #pragma once
 #include "common/keys.cuh"
 #include "common/load.cuh"
@@ -32,8 +32,8 @@ __device__ __forceinline__ u32 valid_bits(int left) {
 
 __device__ __forceinline__ u32 valid_bits(const PositionedLeft& some) { return valid_bits(some.left) & some.present; }
 
-// Returns the bound for which score > bound exactly if order_key(score) <= key: the greatest float with a worse key.
-__device__ __forceinline__ float bound_below(u32 key) {
+// Returns the float for which score > float exactly if order_key(score) <= key: the greatest float with a worse key.
+__device__ __forceinline__ float float_below(u32 key) {
   return score_of_key(key + (key == kZeroKey ? 2 : 1)); // no score has 0x80000000
 }
 
@@ -54,8 +54,8 @@ template <int kCount, class Test> __device__ __forceinline__ u32 gather_tests(Te
   return __float_as_uint(sum) & 0xffffu;
 }
 
-// The test score > bound, made by multiply-adds alone: comparisons and selections share a pipe of half that rate, which
-// a scan would wait for. saturate(score * scale - bound * scale) is 1 or 0 if a score beyond the bound, at least half a
+// The test score > below, made by multiply-adds alone: comparisons and selections share a pipe of half that rate, which
+// a scan would wait for. saturate(score * scale - below * scale) is 1 or 0 if a score beyond `below`, at least half a
 // unit in its last place away, is at least 1 away after scaling by a power of two. NaN gives 0.
 struct Above {
   float scale;
@@ -63,15 +63,15 @@ struct Above {
 
   // Returns whether there is such a test for the scores whose key is at most this.
   __device__ __forceinline__ static bool usable(u32 key) { return Above(key).scale != 0; }
-  __device__ __forceinline__ explicit Above(u32 key) : Above(bound_below(key)) {}
+  __device__ __forceinline__ explicit Above(u32 key) : Above(float_below(key)) {}
 
-  // The scale is 0, which makes the test unusable, for a bound that is infinite, NaN, or so near zero that the scale
+  // The scale is 0, which makes the test unusable, for a `below` that is infinite, NaN, or so near zero that the scale
   // overflows.
-  __device__ __forceinline__ explicit Above(float bound) {
-    u32 exponent = __float_as_uint(bound) >> 23 & 0xffu;
-    bool exists = fabsf(bound) >= 0x1p-100f && exponent < 0xffu;
-    scale = __uint_as_float(exists ? (278 - exponent) << 23 : 0); // 2^24 over the power of two in the bound
-    offset = -bound * scale;
+  __device__ __forceinline__ explicit Above(float below) {
+    u32 exponent = __float_as_uint(below) >> 23 & 0xffu;
+    bool exists = fabsf(below) >= 0x1p-100f && exponent < 0xffu;
+    scale = __uint_as_float(exists ? (278 - exponent) << 23 : 0); // 2^24 over the power of two in `below`
+    offset = -below * scale;
   }
 
   __device__ __forceinline__ float test(float score) const { return __saturatef(fmaf(score, scale, offset)); }
@@ -81,7 +81,7 @@ struct Above {
   }
 };
 
-// The same with kNanFirst: whether a score is not below the next number above the bound that its ranked score reaches.
+// The same with kNanFirst: whether a score is not below the next number above the cutoff that its ranked score reaches.
 // The test score < next is made in the same way.
 struct NotBelow {
   float scale;
@@ -89,7 +89,7 @@ struct NotBelow {
 
   __device__ __forceinline__ static bool usable(u32 key) { return NotBelow(key).scale != 0; }
   __device__ __forceinline__ explicit NotBelow(u32 key) {
-    const Above other(__uint_as_float(raised(__float_as_uint(hot_cutoff(key))))); // its offset is -bound * scale
+    const Above other(__uint_as_float(raised(__float_as_uint(hot_cutoff(key))))); // its offset is -below * scale
     scale = -other.scale;
     offset = -other.offset;
   }
@@ -103,11 +103,11 @@ struct NotBelow {
 };
 
 // The comparisons for scores that are widened to float32.
-struct WideBound {
+struct WideTest {
   float value;
-  __device__ __forceinline__ explicit WideBound(float value) : value(value) {}
+  __device__ __forceinline__ explicit WideTest(float value) : value(value) {}
 
-  // Return the bits of the ranked scores that are at least the bound, and of those that equal it: never of NaN.
+  // Return the bits of the ranked scores that are at least the cutoff, and of those that equal it: never of NaN.
   __device__ __forceinline__ u32 reached(const Raw (&raw)[kBatch]) const {
     return gather_bits(raw, [&](float score) { return score >= value; });
   }
@@ -118,13 +118,13 @@ struct WideBound {
 
 // The same for 16-bit scores, two in a word, as they are loaded: one comparison and one logical operation for two
 // scores.
-struct HalvesBound {
+struct HalvesTest {
   static constexpr bool kBFloat = kDtype == Dtype::kBfloat16;
-  u32 pair; // the bound, with kSmallest its negation
-  u32 some; // all ones, or with kNanFirst zero where no score reaches the bound
+  u32 pair; // the cutoff, with kSmallest its negation
+  u32 some; // all ones, or with kNanFirst zero where no score reaches the cutoff
 
   // Scores that are at least `value` are at least the least 16-bit score that is.
-  __device__ __forceinline__ explicit HalvesBound(float value) {
+  __device__ __forceinline__ explicit HalvesTest(float value) {
     u32 bits = __float_as_uint(value);
     u32 least = bits >> 16;
     if constexpr (kBFloat) {
@@ -176,11 +176,11 @@ struct HalvesBound {
 
 // bfloat16 scores are compared in pairs from sm_90 on.
 constexpr bool kPairs = kDtype == Dtype::kFloat16 || (kDtype == Dtype::kBfloat16 && __CUDA_ARCH__ >= 900);
-using Bound = Choose<kPairs, HalvesBound, WideBound>::Type;
+using CutoffTest = Choose<kPairs, HalvesTest, WideTest>::Type;
 
-// The fast test of 16-bit scores is the comparison, for any bound.
-struct ReachTest : Bound {
-  __device__ __forceinline__ explicit ReachTest(u32 key) : Bound(hot_cutoff(key)) {}
+// The fast test of 16-bit scores is the comparison, for any cutoff.
+struct ReachTest : CutoffTest {
+  __device__ __forceinline__ explicit ReachTest(u32 key) : CutoffTest(hot_cutoff(key)) {}
   __device__ __forceinline__ static bool usable(u32) { return true; }
   __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const { return reached(raw); }
 };

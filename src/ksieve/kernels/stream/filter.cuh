@@ -123,11 +123,11 @@ __device__ __forceinline__ void emit_bits(u32 bits, int first) {
 // The visitor of a proposal's scan. A score that reaches the cutoff goes to the column of the thread that reads it,
 // without a vote among lanes or an atomic: a row costs as many instructions as there are scores, and this loop has most
 // of them. Columns hold raw scores until `finish` turns them into keys and counts them. Where the fast test (Above)
-// cannot be used, scores are compared; those equal to a boundary that is a plateau are then not stored, but written to
+// cannot be used, scores are compared; those equal to a cutoff that is a plateau are then not stored, but written to
 // the end of the output.
 template <bool kFast> struct Filter {
   FastTest fast;
-  Bound bound;
+  CutoffTest exact;
   float cutoff;
   u32 top;      // shared address of the column's next free entry
   u32 end;      // shared address behind the column's last entry
@@ -136,7 +136,7 @@ template <bool kFast> struct Filter {
   static constexpr u32 kPitch = kThreads * sizeof(u32); // bytes from one entry of a column to the next
 
   __device__ __forceinline__ explicit Filter(const ScanRule& rule)
-      : fast(rule.worst), bound(hot_cutoff(rule.worst - (rule.mode == Mode::kSeparateTies))),
+      : fast(rule.worst), exact(hot_cutoff(rule.worst - (rule.mode == Mode::kSeparateTies))),
         cutoff(hot_cutoff(rule.worst - (rule.mode == Mode::kSeparateTies))), top(base()),
         end(base() + kColumns * kPitch) {}
 
@@ -169,10 +169,10 @@ template <bool kFast> struct Filter {
       hits = fast.gather(raw);
     } else {
       u32 valid = valid_bits(left);
-      hits = bound.reached(raw) & valid;
+      hits = exact.reached(raw) & valid;
       if (separate_ties()) {
         float value = plateau();
-        u32 equal = Bound(value).equalled(raw);
+        u32 equal = CutoffTest(value).equalled(raw);
         set_aside_tie((value == value ? equal : ~hits) & valid, first);
       }
     }
@@ -196,7 +196,7 @@ template <bool kFast> struct Filter {
       set_aside_tie(valid && (score == plateau() || (score != score && plateau() != plateau())), index);
   }
 
-  // Counts scores that equal the boundary and writes their positions from the output's end on: every warp the first k
+  // Counts scores that equal the cutoff and writes their positions from the output's end on: every warp the first k
   // that it finds; more can never be needed. Call by whole warps.
   __device__ __forceinline__ void set_aside_tie(u32 equal, int first) {
     if (!__any_sync(kFullWarp, equal)) return;
@@ -247,12 +247,12 @@ struct Classify {
 
   __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32 ring, int first, Left left) {
     u32 valid = valid_bits(left);
-    u32 in = Bound(cutoff).reached(raw);
+    u32 in = CutoffTest(cutoff).reached(raw);
     in = (nan ? valid : in & valid);
     if (!__any_sync(kFullWarp, in)) return;
-    u32 chosen = Bound(better).reached(raw) & valid;
+    u32 chosen = CutoffTest(better).reached(raw) & valid;
     in &= ~chosen;
-    if (emitted_cutoff == emitted_cutoff) chosen &= ~Bound(emitted_cutoff).reached(raw);
+    if (emitted_cutoff == emitted_cutoff) chosen &= ~CutoffTest(emitted_cutoff).reached(raw);
     if (__any_sync(kFullWarp, chosen)) emit_bits(chosen, first);
     if (in) list_bits(in, ring, first);
   }

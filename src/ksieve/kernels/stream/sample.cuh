@@ -1,5 +1,5 @@
-// Phase 1, propose: a view of the row, one group of scores out of every kStride, becomes one boundary, or two with a
-// rescue boundary.
+// Phase 1, propose: a view of the row, one group of scores out of every kStride, becomes one cutoff, or two with a
+// rescue cutoff.
 //   1. every sampled statistic (a score, or the best of a few adjacent ones) counts into a coarse histogram
 //   2. the bins that hold the requested sample ranks are found
 //   3. a coarse policy takes each bin's inclusive cutoff; an exact policy the statistic of that rank itself
@@ -139,7 +139,7 @@ __device__ __forceinline__ Ranked ranked_key(const KeptKeys& keys, int rank, Key
       if (key >= range.best && key <= range.worst) atomicAdd(&s.histogram[bin_of(key, digit)], 1u);
     });
     __syncthreads(); // every thread's keys are counted
-    Boundary found = find_boundary(rank);
+    FoundBin found = find_bin(rank);
     rank -= found.before;
     same = found.count;
     range = keys_of_scores(keys_of_bin(found.bin, digit, range));
@@ -163,7 +163,7 @@ __device__ __forceinline__ Ranked ranked_key_of_tail(const KeptKeys& keys, int c
 }
 
 // Returns whether the view of a row has the requested ranks among its first two thirds (core/policy.py, usable): a
-// boundary further down admits most of a row, and then the two scans of the exact route cost less.
+// cutoff further down admits most of a row, and then the two scans of the exact route cost less.
 __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   if (!kSampled || row.length <= slots_of(p, row)) return false;
   int count = view_statistics(row.id, row.length);
@@ -172,13 +172,13 @@ __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
   return 2 * count >= 3 * (kRescue ? p.rescue_rank : p.primary_rank);
 }
 
-// Most statistics with the boundary's value for which the scores that equal it are candidates like any other. Of 16-bit
+// Most statistics with the cutoff's value for which the scores that equal it are candidates like any other. Of 16-bit
 // scores some dozens to a thousand share a value at rank k, so that ties are the rule: a quarter of the candidates'
 // room is left to them.
 constexpr int kMostSame = kDtype == Dtype::kFloat32 || kStats ? 1 : kCapacity / 4 / kStride;
 
-// Writes the boundaries of a usable view, inclusive ordered keys, to shared memory. Call by all threads; a barrier must
-// follow. `view` was loaded from its first statistic on; `views` CTAs of the row compute the same boundaries.
+// Writes the cutoffs of a usable view, inclusive ordered keys, to shared memory. Call by all threads; a barrier must
+// follow. `view` was loaded from its first statistic on; `views` CTAs of the row compute the same cutoffs.
 __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedView& view, int views) {
   SharedStorage& s = shared_storage();
   int count = view_statistics(row.id, row.length);
@@ -202,26 +202,26 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedV
   best = __reduce_min_sync(kFullWarp, best);
   if ((threadIdx.x & 31) == 0) atomicMin(&s.view_best, best);
   __syncthreads(); // every thread's statistics are in the histogram
-  find_boundary(p.primary_rank, kRescue ? p.rescue_rank : 0);
+  find_bin(p.primary_rank, kRescue ? p.rescue_rank : 0);
 
 #pragma unroll
   for (int which = 0; which < (kRescue ? 2 : 1); ++which) {
-    Boundary found = s.found[which];
-    Ranked boundary;
+    FoundBin found = s.found[which];
+    Ranked cutoff;
     if (kExactBoundary) {
       int rank = p.primary_rank - found.before;
-      boundary = unlikely(found.count > kTailMax) ? ranked_key(keys, rank, keys_of_bin(found.bin))
-                                                  : ranked_key_of_tail(keys, found.count, rank, found.bin);
+      cutoff = unlikely(found.count > kTailMax) ? ranked_key(keys, rank, keys_of_bin(found.bin))
+                                                : ranked_key_of_tail(keys, found.count, rank, found.bin);
     } else {
-      boundary = {bin_cutoff_key(found.bin), 0};
+      cutoff = {bin_cutoff_key(found.bin), 0};
     }
-    trace_set(kColTau0 + which, kExactBoundary ? static_cast<int>(boundary.key) : found.bin);
+    trace_set(kColTau0 + which, kExactBoundary ? static_cast<int>(cutoff.key) : found.bin);
     if (threadIdx.x == 0) {
-      s.cutoff[which] = boundary.key;
-      s.expect_plateau = kExactBoundary && (boundary.same > kMostSame || boundary.key == kNanKey);
+      s.cutoff[which] = cutoff.key;
+      s.expect_plateau = kExactBoundary && (cutoff.same > kMostSame || cutoff.key == kNanKey);
     }
   }
-  static_assert(!(kExactBoundary && kRescue), "an exact boundary has no rescue: its samples are gone by then");
+  static_assert(!(kExactBoundary && kRescue), "an exact cutoff has no rescue: its samples are gone by then");
   if (threadIdx.x == 0) s.tail_count = 0;
 }
 

@@ -1,5 +1,5 @@
 // The selection of a row by one CTA: propose, certify, refine. Kernels differ in which CTA works on which rows and
-// segments.
+// parts.
 #pragma once
 #include "epilogue/epilogue.cuh"
 #include "length_bins.cuh"
@@ -43,7 +43,7 @@ template <class AnyRow> __device__ __forceinline__ void set_forced_apart(const P
   // Returns a number that as many positions of the row are below.
   auto behind = [&](int positions) {
     if (positions == 0 || positions == count) return positions ? own.limit : 0;
-    return 1u + static_cast<u32>(bound_of_least(row, positions, [&](int index) { return own.position_of(index); }));
+    return 1u + static_cast<u32>(last_of_least(row, positions, [&](int index) { return own.position_of(index); }));
   };
   const u32 first = behind(order.first);
   const u32 first_end = behind(order.first + order.firsts);
@@ -150,7 +150,7 @@ __device__ __forceinline__ bool select_row(const RowTask& t, bool first, LoadedV
   }
   start_scan(t.row.scores, t.begin, t.end);
   __syncthreads(); // counters are zero, for every thread
-  ScanPurpose purpose = ScanPurpose::kUnbounded;
+  ScanPurpose purpose = ScanPurpose::kNoCutoff;
   trace_set(kColRoute, kDirect);
   if (view_usable(t.params, t.row)) {
     propose(t.params, t.row, view, 1);

@@ -1,35 +1,35 @@
 // Family stream_split: several CTAs per row, for few long rows (KV-split).
 //
-//   1. every CTA of the row rebuilds the same view, and so the same boundary, from the row id alone
-//   2. each scans its own contiguous segment into its own candidate slots
+//   1. every CTA of the row rebuilds the same view, and so the same cutoff, from the row id alone
+//   2. each scans its own contiguous part into its own candidate slots
 //   3. each publishes: reserves a range of the row's list and copies its candidates there
 //   4. the last to arrive gathers the list, restores the row's state to zero, and finishes the row alone
 //
-// Row reads: 1 + splits/stride certified. Where the segments together have fewer than k candidates, the last CTA alone
+// Row reads: 1 + splits/stride certified. Where the parts together have fewer than k candidates, the last CTA alone
 // scans the rescue band or takes the exact route; where their candidates outgrow the list, it scans the whole row
 // again.
-#include "stream/segments.cuh"
+#include "stream/join.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_stream_split(const __grid_constant__ Params p) {
   trace_begin();
   wait_for_inputs();
   int id = blockIdx.x / p.splits;
-  int segment = blockIdx.x % p.splits;
+  int part = blockIdx.x % p.splits;
   LoadedView view;
   if (!kWindows) view.load(widest_row(p, id), 0);
   Row row = load_row(p, id);
   if (kWindows) view.load(row, 0);
   bool shared_work = view_usable(p, row);
-  if (!shared_work && segment != 0) return; // a short row, or no usable view: nothing to share
+  if (!shared_work && part != 0) return; // a short row, or no usable view: nothing to share
   RowState* state = row_state(p, id);
   u64* list = row_list(p, id);
-  RowTask task = whole_row(p, row, segment_spill(p, id, segment));
+  RowTask task = whole_row(p, row, part_spill(p, id, part));
   bool finished = false;
   if (!select_short(p, row)) {
     if (shared_work) {
-      int size = segment_size(row.length, p.splits);
-      task.begin = min(segment * size, row.length);
+      int size = part_size(row.length, p.splits);
+      task.begin = min(part * size, row.length);
       task.end = min(task.begin + size, row.length);
     }
     clear_storage();
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       trace_set(kColRoute, kDirect);
     }
     Frontier frontier;
-    bool mine = certify(task, shared_work ? ScanPurpose::kProposed : ScanPurpose::kUnbounded, false, frontier, [&] {
+    bool mine = certify(task, shared_work ? ScanPurpose::kProposed : ScanPurpose::kNoCutoff, false, frontier, [&] {
       if (!shared_work) return Merged::kWhole;
       publish(state, list);
       return arrive_last(state, p.splits) ? join(state, list) : Merged::kOther;

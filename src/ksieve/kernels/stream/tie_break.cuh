@@ -43,7 +43,7 @@ __device__ __forceinline__ int last_tie_distance(KeyRange keys, int remaining_k)
       if (in) atomicAdd(&s.histogram[(distance - low) >> shift], 1u);
     });
     __syncthreads(); // every thread's distances are counted by this digit
-    Boundary found = find_boundary(remaining_k);
+    FoundBin found = find_bin(remaining_k);
     remaining_k -= found.before;
     low |= found.bin << shift;
     high = low | ((1 << shift) - 1);
@@ -51,11 +51,10 @@ __device__ __forceinline__ int last_tie_distance(KeyRange keys, int remaining_k)
   }
 }
 
-// Returns a bound that `wanted` of the numbers do not exceed which number_of(index) returns for a row's scores. They
-// are more, and differ; a negative one does not count. Call by all threads, when none counts any more; ends with a
-// barrier.
-template <class NumberOf>
-__device__ __forceinline__ int bound_of_least(const Row& row, int wanted, NumberOf number_of) {
+// number_of(index) returns a number for each of a row's scores: more than `wanted` that differ, and negative ones,
+// which do not count. Returns a number that exactly `wanted` of them do not exceed. Call by all threads, when none
+// counts any more; ends with a barrier.
+template <class NumberOf> __device__ __forceinline__ int last_of_least(const Row& row, int wanted, NumberOf number_of) {
   SharedStorage& s = shared_storage();
   for (int i = threadIdx.x; i < kBins; i += kThreads)
     s.histogram[i] = 0;
@@ -69,7 +68,7 @@ __device__ __forceinline__ int bound_of_least(const Row& row, int wanted, Number
       if (number >= low && number <= high) atomicAdd(&s.histogram[(number - low) >> shift], 1u);
     }
     __syncthreads(); // every thread's numbers are counted by this digit
-    const Boundary found = find_boundary(wanted);
+    const FoundBin found = find_bin(wanted);
     wanted -= found.before;
     low |= found.bin << shift;
     high = low | ((1 << shift) - 1);
@@ -89,7 +88,7 @@ __device__ __forceinline__ void collect_by_position(const Row& row, int slots) {
   auto distance_of = [&](int index) {
     return order_key(widen(row.scores[index])) == key && own.at(index) >= 0 ? tie_distance(index) : -1;
   };
-  const int last = bound_of_least(row, remaining_k, distance_of);
+  const int last = last_of_least(row, remaining_k, distance_of);
 #pragma unroll 1
   for (int index = threadIdx.x; index < row.length; index += kThreads) {
     const int distance = distance_of(index);

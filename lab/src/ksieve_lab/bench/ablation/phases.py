@@ -90,8 +90,8 @@ STAMPS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "stream/certify.cuh": (
         # The exact route's first scan is its proposal: it makes the boundary. In a recovery it is part of the verdict.
-        ("      q = classified(t, find_boundary(open_slots(t.params)));\n",
-         f"      q = classified(t, find_boundary(open_slots(t.params)));\n      if (first) {_stamp(0)}\n"),
+        ("      q = classified(t, find_bin(open_slots(t.params)));\n",
+         f"      q = classified(t, find_bin(open_slots(t.params)));\n      if (first) {_stamp(0)}\n"),
     ),
 }  # fmt: skip
 """Per source file, pairs of old and new text."""

@@ -1,9 +1,9 @@
-// Joins the candidates of a row's segments (stream/split.cu).
+// Joins the candidates of a row's parts (stream/split.cu).
 #pragma once
 #include "common/workspace.cuh"
 #include "stream/select.cuh"
 
-// Copies the stored candidates of this segment to the row's list. Call by all threads.
+// Copies the stored candidates of this part to the row's list. Call by all threads.
 __device__ __forceinline__ void publish(RowState* state, u64* list) {
   SharedStorage& s = shared_storage();
   int own = own_count();
@@ -37,7 +37,7 @@ __device__ __forceinline__ bool arrive_last(RowState* state, int splits) {
 
 // Loads the row's list into empty storage and counts its candidates in the histogram. Of a long list, what columns and
 // shared memory cannot hold stays where it is: the spill slice then begins there, and ends inside that of the first
-// segment, which is not needed any more. Call by all threads; a barrier must follow.
+// part, which is not needed any more. Call by all threads; a barrier must follow.
 __device__ __forceinline__ void gather(RowState* state, u64* list) {
   SharedStorage& s = shared_storage();
   int count = s.count;
