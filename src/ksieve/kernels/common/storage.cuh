@@ -103,34 +103,37 @@ struct alignas(16) SharedStorage {
   alignas(16) unsigned short samples[kSamples]; // resident: a sample of each thread, ranked within its warp
   u32 warp_totals[32];
   ScanRule rule;
-  u64* spill;               // this CTA's slice of the global workspace
-  FoundBin found[2];        // the bins that find_bin found last: of `rank` and of `second_rank`
-  u32 cutoff[2];            // inclusive ordered keys of the primary and the rescue cutoff
-  u32 view_best;            // best ordered key of the view
-  int expect_plateau;       // whether the view has an exact cutoff's value more than once
-  int tail_count;           // entries of `tail`, or output slots taken by members of the last frontier
-  int listed;               // list slots reserved; may exceed kListed, but no entry is stored beyond it
-  int count;                // candidates admitted, stored or not
-  int num_selected;         // output slots taken from the front
-  int num_ties;             // output slots taken from the back
-  u32 least;                // least ordered key of candidates that found no slot
-  u32 greatest;             // greatest ordered key of candidates that found no slot
-  int next;                 // stream: the next row of this CTA; resident: the first row without a descriptor
-  int next_length;          // length of the row that fetch_row loads
-  int origin;               // position of the first score that thread 0 reads
-  int flag;                 // stream_split: this CTA finishes the row; resident_block: some row is not resident,
-                            // or with positions what is supposed of the row (resident/positioned_rows.cuh)
-  int trace[kStatsColumns]; // statistics of the current row
-  const void* window;       // windows: the row's first score
-  int row_slots;            // windows: the row's own k
-  int base;                 // windows: added to each index that is written
-  int tie_last;             // tie-breaks: the row's last position
-  int tie_from;             // tie-breaks: the preferred end of the row, a position
-  int tie_quota;            // tie-breaks: scores that collect_ties still has to select
-  u32 tie_key;              // tie-breaks: ordered key of the scores that collect_ties selects
-  u64 copied[kMostChunks];  // resident: an mbarrier for the bulk copies of each chunk
-  int copies;               // resident: number of bulk copies of the rows described so far
-  int next_id;              // length bins: the row that fetch_row loads
+  u64* spill;          // this CTA's slice of the global workspace
+  FoundBin found[2];   // the bins that find_bin found last: of `rank` and of `second_rank`
+  u32 cutoff[2];       // inclusive ordered keys of the primary and the rescue cutoff
+  u32 view_best;       // best ordered key of the view
+  int expect_plateau;  // whether the view has an exact cutoff's value more than once
+  int tail_count;      // entries of `tail`, or output slots taken by members of the last frontier
+  int listed;          // list slots reserved; may exceed kListed, but no entry is stored beyond it
+  int count;           // candidates admitted, stored or not
+  int num_selected;    // output slots taken from the front
+  int num_ties;        // output slots taken from the back
+  u32 least;           // least ordered key of candidates that found no slot
+  u32 greatest;        // greatest ordered key of candidates that found no slot
+  int next;            // stream: the next row of this CTA; resident: the first row without a descriptor
+  int next_length;     // length of the row that fetch_row loads
+  int origin;          // position of the first score that thread 0 reads
+  union {              // each kernel has one of them
+    int finishes_row;  // stream_split: this CTA finishes the row
+    int has_fallback;  // resident_block: some row of this CTA is not resident
+    int assumes_dense; // resident_block with positions: resident/positioned_rows.cuh
+  };
+  int trace[kStatsColumns];                // statistics of the current row
+  const void* window;                      // windows: the row's first score
+  int row_slots;                           // windows: the row's own k
+  int base;                                // windows: added to each index that is written
+  int tie_last;                            // tie-breaks: the row's last position
+  int tie_from;                            // tie-breaks: the preferred end of the row, a position
+  int tie_quota;                           // tie-breaks: scores that collect_ties still has to select
+  u32 tie_key;                             // tie-breaks: ordered key of the scores that collect_ties selects
+  u64 copied[kMostChunks];                 // resident: an mbarrier for the bulk copies of each chunk
+  int copies;                              // resident: number of bulk copies of the rows described so far
+  int next_id;                             // length bins: the row that fetch_row loads
   RowDescriptor descriptors[kDescriptors]; // resident_block: rows in turn; cluster, grid: one row and a mailbox
 };
 static_assert(sizeof(SharedStorage) == KSIEVE_SHARED_BYTES, "planning/memory.py mirrors this struct");

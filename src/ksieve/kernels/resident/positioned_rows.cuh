@@ -9,9 +9,9 @@
 static_assert(!kPositions || !kBinned, "the planner has no length bins for them");
 static_assert(!kPositions || (kSamplers == kWarps && !kBracketKnownEarly), "all warps sample a row, just before it");
 
-// Values of SharedStorage::flag: whether all scores of the row are supposed to have positions.
-constexpr int kSupposed = 1;
-constexpr int kNeverSuppose = 2; // some selected score of a row before had none
+// Values of SharedStorage::assumes_dense: whether all scores of the row are assumed to have positions. 0: no.
+constexpr int kAssumed = 1;
+constexpr int kNeverAssume = 2; // some selected score of a row before had none
 
 // Describes a row, if there is one of this number, before it is known which of its scores have a position. Call by the
 // one thread that keeps s.copies.
@@ -83,7 +83,7 @@ __device__ KSIEVE_COLD void select_again(const Params& p, int slot) {
   if (next.route == RowRoute::kResident) wait_copy(slot ^ 1);
   __syncthreads(); // it has arrived, and every thread knows that the row is selected again
   if (threadIdx.x == 0) {
-    s.flag = kNeverSuppose;
+    s.assumes_dense = kNeverAssume;
     if (next.copy >= 0) next.copy = s.copies++ & 1;
   }
   find_present(p, load_row(p, id));
@@ -104,7 +104,7 @@ __device__ __forceinline__ void select_positioned_rows(const Params& p) {
   }
   if (threadIdx.x == 0) {
     prepare_copies();
-    s.flag = kWritesEntries ? 0 : kNeverSuppose;
+    s.assumes_dense = kWritesEntries ? 0 : kNeverAssume;
   }
   __syncthreads(); // the first row is described, and copies may start
   copy_coming(0);
@@ -113,15 +113,15 @@ __device__ __forceinline__ void select_positioned_rows(const Params& p) {
     const Row row = load_row(p, descriptor_at(slot).id);
     if (threadIdx.x == 0) {
       if (kWindows) s.base = row.base;
-      const bool supposed = s.flag != kNeverSuppose && suppose_present(p, row, s.descriptors[slot]);
+      const bool supposed = s.assumes_dense != kNeverAssume && suppose_present(p, row, s.descriptors[slot]);
       if (supposed) cut_row(s.descriptors[slot], row.length);
-      if (s.flag != kNeverSuppose) s.flag = supposed ? kSupposed : 0;
+      if (s.assumes_dense != kNeverAssume) s.assumes_dense = supposed ? kAssumed : 0;
     } else if (threadIdx.x == kDescribes) {
       describe_whole(p, row.id + grid_size(), slot ^ 1);
     }
     clear_counts();
     __syncthreads(); // the next row is described, and counters are zero, for every thread
-    if (!kWritesEntries || s.flag != kSupposed) {
+    if (!kWritesEntries || s.assumes_dense != kAssumed) {
       find_present(p, row);
       if (threadIdx.x == 0) cut_row(s.descriptors[slot], present_part(row).length);
       __syncthreads(); // the row is cut off, for every thread
@@ -138,7 +138,7 @@ __device__ __forceinline__ void select_positioned_rows(const Params& p) {
             if (!kSorts) copy_coming(slot ^ 1);
           },
           [] {});
-      if (kWritesEntries && s.flag == kSupposed) {
+      if (kWritesEntries && s.assumes_dense == kAssumed) {
         if (!written) look_up_staged(p, slot);
         __syncthreads(); // the position of every selected score has been read
         if (!PositionedRow::of_row().dense()) {

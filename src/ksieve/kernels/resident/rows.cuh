@@ -75,7 +75,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   SharedStorage& s = shared_storage();
   if (reread_tid() == 0) {
     prepare_copies();
-    s.flag = 0;
+    s.has_fallback = 0;
   }
   // Rows of up to 8,192 scores gain nothing.
   if (kMaxResident > 8192) stagger_start<Score>(p, kMaxResident, 40, 1 << 30);
@@ -163,7 +163,8 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
         write_count(p, descriptor_at(slot).id, min(descriptor_at(slot).end, descriptor_at(slot).slots) + kForced);
       }
     } else {
-      atomicOr(&s.flag, 1); // by all threads: with one alone, ptxas let that thread reach the barrier below separately
+      atomicOr(&s.has_fallback,
+               1); // by all threads: with one alone, ptxas let that thread reach the barrier below separately
     }
     if (kCopiesAfter || !looked) {
       if (kCopiesAfter || descriptor_at(slot).route != RowRoute::kResident) {
@@ -178,7 +179,7 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
     }
     __syncwarp(); // every lane begins the next row together with its warp
   }
-  if (!s.flag) return false; // the same for all threads: each has seen every row
-  __syncthreads();           // no thread still works on a row
+  if (!s.has_fallback) return false; // the same for all threads: each has seen every row
+  __syncthreads();                   // no thread still works on a row
   return true;
 }

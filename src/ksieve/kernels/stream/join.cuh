@@ -28,11 +28,11 @@ __device__ __forceinline__ bool arrive_last(RowState* state, int splits) {
   clear_counts();
   if (threadIdx.x == 0) {
     u64 progress = state_arrive(state);
-    s.flag = progress >> 32 == static_cast<u32>(splits) - 1;
+    s.finishes_row = progress >> 32 == static_cast<u32>(splits) - 1;
     s.count = static_cast<int>(progress);
   }
-  __syncthreads(); // thread 0 wrote s.flag, for all
-  return s.flag;
+  __syncthreads(); // thread 0 wrote s.finishes_row, for all
+  return s.finishes_row;
 }
 
 // Loads the row's list into empty storage and counts its candidates in the histogram. Of a long list, what columns and
