@@ -163,15 +163,15 @@ def _part(call: Call, name: str, result: Any) -> Any:
     if name in call.arrays:
         return call.arrays[name]
     result = result.reshape(call.leading if name == "counts" else call.shape)
-    library, dtype = call.scores.library, call.arrays["scores"].dtype
+    library, bits = call.scores.library, result.dtype == np.uint16  # values that are computed as bits
     if library == "torch":
         import torch
 
-        if name == "values" and dtype is torch.bfloat16:  # computed as bits
-            return torch.from_numpy(result.view(np.int16)).view(dtype)
+        if bits:
+            return torch.from_numpy(result.view(np.int16)).view(call.arrays["scores"].dtype)
         return torch.from_numpy(result)
-    if name == "values" and result.dtype != dtype:
-        result = result.view(dtype)
+    if bits:
+        result = result.view(call.arrays["scores"].dtype)
     if library == "jax":
         import jax.numpy as jnp
 
