@@ -97,8 +97,8 @@ def test_a_bench_refuses_what_it_cannot_use(bench):
     ("line", "words"),
     [
         ("nothing", "NAME: got 'nothing'; takes one of gpu, operator"),
-        ("floor --k 3", "--k: got 3; takes nothing in bench floor"),
-        ("floor --figures f", "--figures: got f; takes nothing in bench floor"),
+        ("floor --k 3", "--k: got 3, which is not taken in bench floor"),
+        ("floor --figures f", "--figures: got f, which is not taken in bench floor"),
         ("gpu --shapes 3x5,4x5:full", "--shapes: got '3x5,4x5:full'; takes at least one item, all with the same word"),
         ("gpu --shapes 3x5:long", "--shapes: got 'long'; takes after a colon one of"),
         ("gpu --only !x", "--only: got '!x'"),

@@ -261,7 +261,7 @@ def test_options_reach_the_producer_and_are_recorded(tmp_path):
         ({"dtype": "no"}, "dtype: got 'no'; takes one of"),
         ({"seed": -1}, "seed: got -1; takes an int from 0"),
         ({"rows": -1}, "rows: got -1; takes an int from 0"),
-        ({"options": {"slope": 1}}, "options: got slope; takes nothing for this producer"),
+        ({"options": {"slope": 1}}, "options: got slope, which is not taken for this producer"),
         ({"producer": "relu_plateau", "options": {"slope": 1}}, "options: got slope; takes positive"),
     ],
 )

@@ -387,16 +387,17 @@ def test_statistics_are_the_models_on_wide_rows(case, backend):
 def test_errors_name_the_argument_and_write_nothing(backend):
     out = np.full((6, 20), 7, dtype=np.int32)
     bad = {
-        "lengths": ({"lengths": np.zeros(6, np.int16)}, "dtype int16", "dtype int32 or int64"),
-        "k": ({"k": -1}, "-1", "an int from 0 to 1048576"),
-        "policy": ({"policy": "fast"}, "'fast'", "a SamplingPolicy or one of"),
-        "workspace": ({"workspace": out}, "numpy.ndarray", "nothing on the CPU"),
+        "lengths": ({"lengths": np.zeros(6, np.int16)}, "dtype int16; takes dtype int32 or int64: ", "lengths.astype"),
+        "k": ({"k": -1}, "-1; takes an int from 0 to 1048576", ""),
+        "policy": ({"policy": "fast"}, "'fast'; takes a SamplingPolicy or one of", ""),
+        "workspace": ({"workspace": out}, "numpy.ndarray, which is not taken on the CPU", ""),
     }
-    for name, (options, got, takes) in bad.items():
+    for name, (options, told, remedy) in bad.items():
         with pytest.raises(ArgumentError) as error:
             ask(plain(), backend=backend, out=out, **{"k": 20, **options})
         assert isinstance(error.value, ValueError) and isinstance(error.value, KsieveError)
-        assert str(error.value).startswith(f"{name}: got {got}; takes {takes}")
+        assert error.value.message == str(error.value) and str(error.value).startswith(f"{name}: got {told}")
+        assert error.value.remedy.startswith(remedy)
     assert (out == 7).all()
 
 

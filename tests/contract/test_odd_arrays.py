@@ -194,6 +194,6 @@ def test_a_read_only_cuda_array_is_no_output():
 def test_a_workspace_of_any_kind_is_refused_on_the_cpu():
     for odd, make in (SAME | REFUSED).items():
         value = make(np.zeros(8, np.int32))
-        with pytest.raises(ArgumentError, match=r"^workspace: .*nothing on the CPU"):
+        with pytest.raises(ArgumentError, match=r"^workspace: .*not taken on the CPU"):
             ksieve.topk(SCORES, k=K, workspace=value)
         assert odd

@@ -59,7 +59,7 @@ def test_page_tables(bad, message):
         ({"k": ints(ROWS), "max_k": 2.0}, "max_k: got float 2.0; takes an int from 0 to 1048576"),
         ({"k": ints(ROWS + 1), "max_k": 9}, "k: got shape (7,); takes shape (6,)"),
         ({"k": ints(ROWS, dtype=np.int64), "max_k": 9}, "k: got dtype int64; takes dtype int32: k.astype(np.int32)"),
-        ({"max_k": 9}, "max_k: got 9; takes nothing unless k is an array"),
+        ({"max_k": 9}, "max_k: got 9, which is not taken unless k is an array"),
         ({"next_n": 0}, "next_n: got 0; takes an int from 1 to 2147483647"),
         ({"next_n": True}, "next_n: got True; takes an int from 1 to 2147483647"),
         ({"next_n": 4}, "next_n: got 4; takes a divisor of the scores' 6 rows"),

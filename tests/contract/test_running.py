@@ -223,7 +223,7 @@ def test_errors_leave_everything_as_it_was(wrong):
         ({"device": None}, "device: got None; takes 'cpu', 'cuda' or 'cuda:<ordinal>'"),
         ({"deterministic": 1}, "deterministic: got 1; takes True or False"),
         ({"k": [1, 2]}, "k: got list [1, 2]; takes an int from 1 to 1048576"),
-        ({"max_k": 9}, "max_k: got 9; takes nothing unless k is an array"),
+        ({"max_k": 9}, "max_k: got 9, which is not taken unless k is an array"),
         ({"block_size": 5}, "max_tile: got 4; takes at least block_size, 5: tiles begin at whole blocks"),
     ],
 )

@@ -248,7 +248,7 @@ def test_a_choice_that_is_missing_or_wrong_lists_what_there_is(tmp_path, save):
     import_scores(flat, out, flatten=True)
     assert np.array_equal(read(out)[0], STACK[0, 0])
     if save not in OF_SEVERAL:
-        assert f"takes nothing: {flat} holds a single array" in refused(flat, ArgumentError, name="x")
+        assert f"which is not taken: {flat} holds a single array" in refused(flat, ArgumentError, name="x")
         return
     several = save(tmp_path / "several", a=STACK, b=np.zeros((4, 6)), lengths=LENGTHS)
     with pytest.raises(ArgumentError, match=r"^name: got None; takes an array of .*'a'"):

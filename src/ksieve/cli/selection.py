@@ -100,7 +100,7 @@ def select(
         if not in_rows:
             refuse(
                 {"stats": stats, "stats_out": stats_out, "policy": policy},
-                f"nothing of it with --next or rows of more than {BLOCK_BYTES // 4:,} scores: these are read by tiles",
+                f"nothing with --next or rows of more than {BLOCK_BYTES // 4:,} scores: these are read by tiles",
             )
         if rank:
             split.select(source, slots, lambda begin, indices: None, rank=rank, world=world, **wanted)

@@ -27,14 +27,21 @@ class ArgumentError(KsieveError, ValueError):
     got : object
         The value that was passed, or a str that describes it.
     takes : str
-        The values that are accepted, with the remedy where there is one.
+        The values that are accepted, or "nothing" and where; behind a colon what to do, where that is not the same.
+
+    Attributes
+    ----------
+    message, remedy : str
+        What is wrong, in a sentence; and what to do, or "".
     """
 
     def __init__(self, argument: str, got: object, takes: str) -> None:
-        self.argument = argument
-        self.got = got
-        self.takes = takes
-        super().__init__(f"{argument}: got {got if isinstance(got, str) else shown(got)}; takes {takes}")
+        self.argument, self.got, self.takes = argument, got, takes
+        self.remedy = takes.partition(": ")[2]
+        none = takes.startswith("nothing")
+        end = f", which is not taken{takes.removeprefix('nothing')}" if none else f"; takes {takes}"
+        self.message = f"{argument}: got {got if isinstance(got, str) else shown(got)}{end}"
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, object, str]]:
         # Exception's default pickling would call __init__ with the joined message alone.

@@ -100,9 +100,9 @@ def test_build_for_an_engine(run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((*FOR_ENGINE, "--rows", "4"), r"--rows: got .*; takes nothing with --for, which has --max-rows"),
-        ((*FOR_ENGINE, "--policy", "direct"), r"--policy: got direct; takes nothing with --for"),
-        ((*FOR_ENGINE, "--stats"), r"--stats: got True; takes nothing with --for"),
+        ((*FOR_ENGINE, "--rows", "4"), r"--rows: got .*, which is not taken with --for, which has --max-rows"),
+        ((*FOR_ENGINE, "--policy", "direct"), r"--policy: got direct, which is not taken with --for"),
+        ((*FOR_ENGINE, "--stats"), r"--stats: got True, which is not taken with --for"),
         ((*ROW_KERNEL, "--max-rows", "4"), r"--max-rows: got 4; takes a number with --for; --rows and --width list"),
         ((*ROW_KERNEL, "--max-width", "4"), r"--max-width: got 4; takes a number with --for"),
     ],
@@ -165,7 +165,7 @@ def test_build_with_the_kernels_of_ranks(run, tmp_path, monkeypatch):
         asked = Problem(16, 3072, 3072, 512, "float32", Device("cuda", 0), options)
         assert not bundle.missing([kernel_spec(choose(asked, DEVICES["h200"], kept=False))])
     for words in (("--stats",), ("--policy", "direct"), ("--family", "stream")):
-        with pytest.raises(ArgumentError, match=rf"{words[0]}: got .*; takes nothing with --ranks"):
+        with pytest.raises(ArgumentError, match=rf"{words[0]}: got .*, which is not taken with --ranks"):
             run(*ROW_KERNEL, "--ranks", *words)
 
 

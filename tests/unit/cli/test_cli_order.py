@@ -68,7 +68,7 @@ WRONG = {
     "plot absent.json": "absent.json: no result file (no such file)",
     "bench engines --scores z": "--scores: got 'z'",
     "bench ranks-rows --shapes -1": "--shapes: got '-1'",
-    "build --for vllm --rows 3": "--rows: got [3]; takes nothing with --for",
+    "build --for vllm --rows 3": "--rows: got [3], which is not taken with --for",
     "build --arch sm_80 --k 0": "'--k': got '0'; takes an int of at least 1",
     "build --arch sm_80 --width -4": "'--width': got '-4'",
     "build --arch sm_90a --bundle none/x.zip": "--bundle: got none/x.zip",

@@ -219,7 +219,7 @@ def test_what_is_no_file_of_scores(tmp_path):
         with pytest.raises(FileFormatError, match=said):
             open_scores(tmp_path / name)
     np.save(tmp_path / "a.npy", MATRIX)
-    with pytest.raises(ArgumentError, match=r"^tensor: got 'x'; takes nothing: .* holds a single array"):
+    with pytest.raises(ArgumentError, match=r"^tensor: got 'x', which is not taken: .* holds a single array"):
         open_scores(tmp_path / "a.npy", "x")
     with pytest.raises(ArgumentError, match=r"^path: got int"):
         open_scores(3)
