@@ -295,7 +295,8 @@ def _operator(
         return Selection(found["out"], None, found.get("raw"), found.get("counts"))
     outputs = {"out": out, **{name: arrays[name] for name in OUTPUTS}}
     missing = [name for name in asked if outputs[name] is None]
-    outputs |= _made(scores, arrays["indptr"], slots * expand + further, index_dtype, missing)
+    # Dynamo of PyTorch's lowest version traces no `|=`.
+    outputs.update(_made(scores, arrays["indptr"], slots * expand + further, index_dtype, missing))
     torch.ops.ksieve.topk_options(*inputs, workspace=workspace, **outputs)
     return Selection(*[outputs[name] if name in asked else None for name in calls.OUTPUTS])
 
