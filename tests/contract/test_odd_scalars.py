@@ -42,7 +42,7 @@ TAKEN = {
     "topk": {("k", "zero"), ("max_k", "zero"), ("force_first", "zero"), ("force_last", "zero")}
     | set(product(["num_rows"], ["2**31", "2**62", "2**70", "5,000 digits", "-5,000 digits", "numpy uint64", "minus"]))
     | {("num_rows", "zero")},
-    "Options": {("force_first", "zero"), ("force_last", "zero")},
+    "Options": {(name, "zero") for name in ("force_first", "force_last", "max_length", "mean_length")},
     "SamplingPolicy": set(product(["policy.margin", "policy.rescue_margin", "policy.sigmas"], ["float", "numpy float"]))
     | {("policy.sigmas", "zero")},
     "plan": {("rows", "zero"), ("width", "zero"), ("pitch", "zero"), ("pitch", "2**31")},
