@@ -13,11 +13,11 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Problem
 from ksieve.planning import choose_cuda, memory
-from ksieve.planning.families import SHARED_ROWS
+from ksieve.planning.families import IN_REGISTERS, SHARED_ROWS
 from ksieve.planning.plan import Plan
 from ksieve.planning.switch_points import LISTED_WIDTH, WIDEST_BINNED
 
-_BOUNDED = ("register_warp", "register_block", *SHARED_ROWS)
+_BOUNDED = (*IN_REGISTERS, *SHARED_ROWS)
 """Families that take no row beyond a width."""
 
 

@@ -249,8 +249,8 @@ def traced(*passed: Any, stats: Any) -> Selection[Any]:
     scalars = tuple((name, given[name]) for name in given if name not in _ARRAYS)
     dtype = None if out is None else str(out.dtype).removeprefix("torch.")
     carried, transformed = gradients.recorded(scores), gradients.inside_transform()
-    gathered = wanted["values"] and arrays["values"] is None and (carried or transformed)
-    text, options, facts, layout = encode(scalars, stated, plan, gathered, ks is not None, lengths is not None, dtype)
+    detach = wanted["values"] and arrays["values"] is None and (carried or transformed)
+    text, options, facts, layout = encode(scalars, stated, plan, detach, ks is not None, lengths is not None, dtype)
     if transformed:
         for name, array in {"out": out, "workspace": workspace, **{name: arrays[name] for name in OUTPUTS}}.items():
             if array is not None:
@@ -258,14 +258,14 @@ def traced(*passed: Any, stats: Any) -> Selection[Any]:
     if carried and arrays["values"] is not None:
         arguments.warn_of_gradients()
     # The workspace was made for the plan of the call, and not for that of the positions.
-    detached, memory = (scores.detach(), None) if gathered else (scores, workspace)
+    detached, memory = (scores.detach(), None) if detach else (scores, workspace)
     if not (options or text or transformed) and out is None and num_rows is None and memory is None:
         bounds = arrays["ends"] if arrays["lengths"] is None else arrays["lengths"]
         found = Selection(torch.ops.ksieve.topk(detached, bounds, slots))
     else:
         inputs = (detached, slots, text, options, num_rows, ks, *[arrays[name] for name in INPUTS])
         found = _operator(inputs, facts, arrays, out, memory, transformed)
-    if not gathered:
+    if not detach:
         return found
     return gradients.with_values(scores, found, gradients.Layout(*layout), arrays["lengths"], arrays, wanted["raw"])
 
@@ -302,12 +302,12 @@ def _operator(
 
 
 def encode(
-    scalars: tuple[tuple[str, Any], ...], arrays: tuple[str, ...], plan: Plan | None, gathered: bool, *resolved: Any
+    scalars: tuple[tuple[str, Any], ...], arrays: tuple[str, ...], plan: Plan | None, detach: bool, *resolved: Any
 ) -> tuple[str | None, str, Facts, tuple[Any, ...]]:
     """Encode the plan of an operator call as text, None without one, and its options, "" for plain ones.
 
     `scalars`: options of the call that are no arrays. `arrays`: names of those that are. `plan`: supplies the options
-    that the call omits. `gathered`: whether the operator selects the positions of values that carry a gradient.
+    that the call omits. `detach`: whether values carry a gradient, so that the operator selects their positions alone.
     `resolved`: `per_row_k`, `lengths` and `out_dtype` of `ksieve.core.arguments.resolve`. Also return what the program
     has to know of the options, and the fields of `ksieve.frontends.torch.gradients.Layout`.
     """
@@ -316,7 +316,7 @@ def encode(
     planned = None if plan is None else plan.problem.options
     options = arguments.resolve(given, planned, per_row_k=per_row_k, lengths=lengths, out_dtype=out_dtype)
     layout = tuple(gradients.layout_of(options))
-    if gathered:
+    if detach:
         options, plan = gradients.positions_only(options), None if plan is None else gradients.of_positions(plan)
     named = ("out", *(name for name in OUTPUTS if getattr(options, name)))
     facts = (options.index_dtype, named, options.expand, options.columns(0))
