@@ -1314,8 +1314,12 @@ def test_segments_are_rows(backend, dtype):
 )
 def test_segments_are_refused(more, message):
     call = {"scores": np.zeros(9, np.float32), "indptr": np.array([0, 4, 9], np.int32)} | more
+    scores, lengths = call.pop("scores"), call.pop("lengths", None)
     with pytest.raises(ArgumentError, match=f"^{message}"):
-        ask(call.pop("scores"), call.pop("lengths", None), 2, **call)
+        ask(scores, lengths, 2, **call)
+    if call["indptr"].strides == (4,):  # a verdict reads vectors of any strides
+        with pytest.raises(ArgumentError, match=f"^{message}"):
+            verified(scores, lengths, np.zeros((2, 2), np.int32), **call)
 
 
 # ---- tiles of columns; test_running.py and test_candidates.py have every dtype, ranking and option ----------------

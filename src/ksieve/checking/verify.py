@@ -130,8 +130,7 @@ def verify(
         "tie_break": tie_break,
     })  # fmt: skip
     if "indptr" in given:
-        if lengths is not None:
-            raise ArgumentError("lengths", "an array together with Segments", "None: bounds say where segments end")
+        arguments.resolve(given, None, lengths=lengths is not None)  # refuses what a call of segments does not take
         scores = _Rows(scores, given.pop("indptr"), given.pop("max_length", 0))
         given.pop("mean_length", None)
     is_source = _is_source(scores)
