@@ -63,7 +63,7 @@ def lengths_of(rows, mean, longest, generator):
     return lengths
 
 
-def flat(lengths, dtype, generator, wide=True):
+def flat(lengths, dtype, generator):
     """Scores with ties and NaN, with some before and behind all segments, and the bounds."""
     indptr = 3 + torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     x = torch.randn(int(indptr[-1]) + 5, generator=generator)
@@ -71,7 +71,7 @@ def flat(lengths, dtype, generator, wide=True):
     x[:3], x[-5:] = torch.inf, torch.inf
     scores = torch.empty(len(x) + 1, dtype=getattr(torch, dtype), device=runner.DEVICE)[1:]  # no aligned address
     scores.copy_(x)
-    return scores, indptr.to(runner.DEVICE, torch.int64 if wide else torch.int32)
+    return scores, indptr.to(runner.DEVICE, torch.int64 if dtype == "float32" else torch.int32)
 
 
 def dense(scores, starts, lengths, worst):
