@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,17 @@ def _write_generated(_: Any) -> None:
     generator.site(DOCS / "reference" / "generated")
 
 
+def _tabs(_: Any, __: str, source: list[str]) -> None:
+    """Show blocks of code under the names of libraries as tabs. GitHub shows the names."""
+    tab = r"\*\*(NumPy|PyTorch|JAX)\*\*\n\n(```python\n[^`]*```\n)\n"
+    source[0] = re.sub(
+        f"(?:{tab})+",
+        lambda run: "::::{tab-set}\n" + re.sub(tab, r":::{tab-item} \1\n\2:::\n", run[0]) + "::::\n\n",
+        source[0],
+    )
+
+
 def setup(app: Any) -> None:
     """Connect what the build generates."""
+    app.connect("source-read", _tabs)
     app.connect("builder-inited", _write_generated, priority=100)

@@ -1,8 +1,9 @@
 """Try the built site in a browser, as a reader does: ``python scripts/check_site.py docs/_build/html``.
 
 Every page has to fit 1280 and 390 pixels without a console error, and no table may scroll sideways. The search has to
-find "cuda graph", a copied block has to be the code alone, and tabs, light and dark have to work. Without Playwright or
-Chromium the script says that nothing was tried; neither is a requirement of ``make site``.
+find "cuda graph", a copied block has to be the code alone, and tabs, light and dark have to work. Figures have to
+follow the site's switch. Without Playwright or Chromium the script says that nothing was tried; neither is a
+requirement of ``make site``.
 """
 
 from __future__ import annotations
@@ -86,6 +87,20 @@ def read(page: Any, base: str) -> Iterator[str]:
         yield f"the search for 'cuda graph' does not find the page on serving: {error}"
 
 
+def switched(page: Any, base: str) -> Iterator[str]:
+    """Whether a figure follows the site's switch, whatever the system's scheme is."""
+    page.goto(f"{base}/index.html", wait_until="load")
+    figure, looks = page.locator("article img").first, []
+    figure.evaluate("image => image.scrollIntoView({block: 'center'})")
+    box = figure.bounding_box()
+    inside = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "width": 40, "height": 40}
+    for mode in ("light", "dark"):
+        page.evaluate(f"document.querySelector('.theme-change-button[data-mode={mode}]').click()")
+        looks.append(page.screenshot(clip=inside))
+    if looks[0] == looks[1]:
+        yield "a figure does not follow the switch between light and dark"
+
+
 def faults(browser: Any, base: str, names: list[str]) -> Iterator[str]:
     """Everything that is wrong with the site."""
     colours = set()
@@ -101,6 +116,7 @@ def faults(browser: Any, base: str, names: list[str]) -> Iterator[str]:
             if width == WIDTHS[0]:
                 yield from read(page, base)
                 colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+                yield from switched(page, base)
             yield from (f"console at {width} px, {scheme}: {text}" for text in dict.fromkeys(said))
             context.close()
     if len(colours) < 2:
