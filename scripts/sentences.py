@@ -24,7 +24,7 @@ BLOCKS = re.compile(
 INDENTED = re.compile(r"(?<=\n\n) {4}.*\n(?: {4}.*\n|\n)*")
 ITEM = re.compile(r"^(?:[-*]|\d+\.|#+) +")
 TOOLS = re.compile(r"noqa|type: ignore|fmt: |ruff: |pragma: |!|-+$")
-END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)(?<=[.!?])[\"')*]*\s+")
+END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<!\bal\.)(?<=[.!?])[\"')*]*\s+")
 
 
 def paragraphs(text: str) -> Iterator[str]:
@@ -32,7 +32,7 @@ def paragraphs(text: str) -> Iterator[str]:
     found: list[str] = []
     first = 0
     for line in [*text.splitlines(), ""]:
-        words, indent = line.strip(" >"), len(line) - len(line.lstrip())
+        words, indent = line.strip().lstrip("> "), len(line) - len(line.lstrip())
         item = ITEM.match(words)
         if item and words[0].isdigit() and found and not found[0][0].isdigit():
             item = None  # the line goes on with the end of a sentence, as "16."
