@@ -105,8 +105,8 @@ def topk(scores: Any, lengths: Any = None, k: Any = None, **options: Unpack[Topk
         ``plan.workspace_zeroed`` bytes every call then zeroes on the stream. Use one per stream. Default: ksieve keeps
         one per device and stream.
     plan : Plan, optional
-        From `ksieve.plan`; chosen from the arguments when omitted. Options that are no arrays, and that the call omits,
-        are taken from the plan; those that it passes, and the arrays, must be the plan's. A group is passed whole.
+        From `ksieve.plan`; chosen from the arguments when omitted. The call takes from the plan the options that it
+        omits and that are no arrays. Options and arrays that it passes must be the plan's. A group is passed whole.
         False for `sorted` or `deterministic` equals omission.
 
     Returns
@@ -141,11 +141,11 @@ def topk(scores: Any, lengths: Any = None, k: Any = None, **options: Unpack[Topk
     ``functionalize``), where ``torch.func`` takes no outputs. ``vmap`` appends the batch to the rows where scores and
     vectors are all that is given, and otherwise selects one element after another.
 
-    On CUDA the call enqueues kernels on the current stream of the scores' library and returns without waiting; with
-    JAX arrays it waits for the result. Inside ``jax.jit`` and other transformations of
-    JAX it becomes part of the program, where nothing waits and values carry a gradient. It can be captured in a CUDA
-    graph after ``plan.prepare()`` or one call with the same plan outside the capture. PyTorch then allocates outputs
-    and workspace from the graph's pool; with other libraries pass `out` and ``workspace=plan.workspace()``.
+    On CUDA the call enqueues kernels on the current stream of the scores' library and returns without waiting. With JAX
+    arrays it waits for the result. Inside ``jax.jit`` and other transformations of JAX it becomes part of the program,
+    where nothing waits and values carry a gradient. It can be captured in a CUDA graph after ``plan.prepare()`` or one
+    call with the same plan outside the capture. PyTorch then allocates outputs and workspace from the graph's pool;
+    with other libraries pass `out` and ``workspace=plan.workspace()``.
 
     Examples
     --------
@@ -317,8 +317,8 @@ def plan(
     dtype : str or dtype
         "float32", "float16" or "bfloat16", or such a dtype of NumPy, PyTorch or JAX.
     device : str, torch.device or DeviceInfo
-        "cpu", "cuda" or "cuda:1" of this machine; or a device that need not be present: the name of a GPU, "a100",
-        "l40s", "rtx4090", "h20", "h100", "h200", "b200" or "rtx5090", or a description.
+        "cpu", "cuda" or "cuda:1" of this machine. Or a GPU that need not be present: "a100", "l40s", "rtx4090", "h20",
+        "h100", "h200", "b200" or "rtx5090", or a description.
     family : str, optional
         Force a kernel family in place of the planner's choice.
     policy : SamplingPolicy or str, optional

@@ -1,10 +1,10 @@
 """Call signatures of serving frameworks over `ksieve.topk`, and a switch that puts them into a running engine.
 
-`ksieve.adapters.vllm`, `.sglang`, `.flashinfer` and `.tensorrt_llm` hold functions with the names, keywords,
-in-place outputs and results of the framework's own, and `install` and `uninstall`, which replace the framework's
-operators by them. ``KSIEVE_VLLM=1`` and ``KSIEVE_SGLANG=1`` do that in every process of the engine.
-They take PyTorch tensors, on CUDA or on the CPU, and raise `ksieve.ArgumentError` for an argument that cannot be used,
-under the framework's own name of it. docs/guide/engines.md says what changes in which framework.
+`ksieve.adapters.vllm`, `.sglang`, `.flashinfer` and `.tensorrt_llm` hold functions with the names, keywords, in-place
+outputs and results of the framework's own. `install` puts them in place of the framework's operators, and `uninstall`
+takes them out. ``KSIEVE_VLLM=1`` and ``KSIEVE_SGLANG=1`` do that in every process of the engine. They take PyTorch
+tensors, on CUDA or on the CPU. `ksieve.ArgumentError` names an unusable argument by the framework's name.
+docs/guide/engines.md says what changes in which framework.
 """
 
 from __future__ import annotations

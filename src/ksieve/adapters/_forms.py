@@ -1,7 +1,7 @@
 """The calls of the engines, the options that each passes to `ksieve.topk`, and the kernels that these need.
 
-The adapters themselves are called, on tensors of a few elements, and their selections are stopped before they run:
-so the options are those of the code that serves. Numbers that no kernel is compiled for, such as a page size, are any.
+The adapters themselves are called, on tensors of a few elements, and their selections are stopped before they run. So
+the serving code gives the options. Numbers that no kernel is compiled for, such as a page size, are any.
 """
 
 from __future__ import annotations

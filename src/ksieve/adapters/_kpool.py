@@ -1,6 +1,6 @@
 """SGLang's functions for scores of pools of positions (GLM): selected pools become their positions, then a tail.
 
-A row has a score for each whole pool, and a length in positions: the positions that fill no pool are the tail, and are
+A row has a score for each whole pool, and a length in positions. The positions that fill no pool are the tail, and are
 always written. That is `expand` and `tail` of `ksieve.topk` (docs/guide/options.md).
 """
 

@@ -145,5 +145,5 @@ SWITCHES = {
     "vllm": ("KSIEVE_VLLM", "vllm.general_plugins", "VLLM_PLUGINS"),
     "sglang": ("KSIEVE_SGLANG", "sglang.srt.plugins", "SGLANG_PLUGINS"),
 }
-"""The variable that switches ksieve on in an engine, the group of entry points that the engine loads, and the variable
-of the engine that names those of them that it loads, separated by commas; without it, all."""
+"""How an engine is switched: ksieve's variable, the engine's group of entry points, and its variable that names the
+ones to load. Without the last it loads all."""

@@ -59,9 +59,9 @@ class Engine:
         Raises
         ------
         BackendError
-            The engine is not installed, PyTorch is built for ROCm, packages or a driver that the CUDA backend needs
-            are missing, or no operator has a signature that this module knows; nothing is replaced. Where some have
-            another signature, a warning names them, and the others are replaced.
+            The engine, a package or the driver is missing, PyTorch is built for ROCm, or no operator has a known
+            signature. Nothing is replaced. Where some have another signature, a warning names them, and the others are
+            replaced.
         ArgumentError
             `verify`, or ``KSIEVE_VERIFY``, is no share.
         """

@@ -1,8 +1,8 @@
 """FlashInfer's top-k functions over `ksieve.topk`.
 
-In addition to FlashInfer's functions they take any row stride and alignment and lengths of any value, write int64
-indices from the kernel, and give the same result on every GPU. A call runs on PyTorch's current stream without waiting,
-and can be captured in a CUDA graph once the kernel is loaded; `dsa_graph_safe` is ignored.
+Beyond FlashInfer's functions they take any row stride and alignment and lengths of any value. They write int64 indices
+from the kernel, and give the same result on every GPU. A call runs on PyTorch's current stream without waiting, and can
+be captured in a CUDA graph once the kernel is loaded; `dsa_graph_safe` is ignored.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ def top_k_page_table_transform(
     row_starts : Tensor of int32, shape (rows,), optional
         Windows are ``[row_starts[r], row_starts[r] + lengths[r])``, clamped to the row. Default: they start at 0.
     page_table_row_starts : Tensor of int32, shape (rows,), optional
-        First entry of each row in the page table. Default: `row_starts`, which requires page_size 1. If it is given and
-        is not `row_starts` itself, or together with `row_starts` and `out_raw_indices`, the lookup takes a few PyTorch
-        operations over the output in place of the kernel's epilogue.
+        First entry of each row in the page table. Default: `row_starts`, which requires page_size 1. If it is not
+        `row_starts` itself, or with `row_starts` and `out_raw_indices`, the lookup is not the kernel's epilogue, but a
+        few PyTorch operations.
     page_size : int
         A power of two.
     out : Tensor of int32, shape (rows, k), optional

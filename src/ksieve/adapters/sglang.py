@@ -1,11 +1,10 @@
 """SGLang's indexer functions, and DeepSelect's that ship with it, over `ksieve.topk`.
 
 ``fast_topk_v2`` and the two fused transforms replace those of ``sgl_kernel``, the ``topk_transform_*`` functions those
-of the kernels for paged and ragged caches, the ``*kpool*`` functions select pools of positions, and
-``amax_topk_blocks`` blocks of them. In addition to
-SGLang's functions they take any topk, float16 and bfloat16 scores, any row stride and alignment, and negative lengths
-(which count as 0), and never write to the scores. A call runs on PyTorch's current stream without waiting, and can be
-captured in a CUDA graph once the kernel is loaded.
+of the kernels for paged and ragged caches. The ``*kpool*`` functions select pools of positions, and
+``amax_topk_blocks`` selects blocks. Beyond SGLang's functions they take any topk, float16 and bfloat16 scores, any row
+stride and alignment, and negative lengths, which count as 0. They never write to the scores. A call runs on PyTorch's
+current stream without waiting, and can be captured in a CUDA graph once the kernel is loaded.
 
 `install` leaves ``plan_topk_v2`` SGLang's, because kernels that are not replaced read its plan, and
 ``--dsa-topk-backend torch`` PyTorch.

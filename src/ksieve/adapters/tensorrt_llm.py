@@ -1,9 +1,9 @@
 """TensorRT-LLM's indexer operators, ``torch.ops.trtllm.indexer_topk_prefill`` and ``indexer_topk_decode``.
 
-Both write into the caller's `indices`, return None, run on PyTorch's current stream without waiting, and can be
-captured in a CUDA graph once the kernel is loaded. In addition to TensorRT-LLM's operators they take any index_topk,
-logits of float16 and bfloat16 in both, any row stride and alignment, outputs that are part of a larger buffer, and
-lengths of any value, which are clamped on the device. NaN is better than every number, as in TensorRT-LLM's kernels.
+Both write into the caller's `indices`, return None, and run on PyTorch's current stream without waiting. A CUDA graph
+can capture them once the kernel is loaded. Beyond TensorRT-LLM's operators they take any index_topk, logits of float16
+and bfloat16, any row stride and alignment, and outputs inside a larger buffer. The device clamps lengths of any value.
+NaN is better than every number, as in TensorRT-LLM's kernels.
 """
 
 from __future__ import annotations

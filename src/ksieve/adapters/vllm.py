@@ -1,10 +1,9 @@
 """vLLM's sparse-indexer operators: ``torch.ops._C.top_k_per_row_prefill`` and its siblings, over `ksieve.topk`.
 
-All write into the caller's `indices` or `output`, return None, run on PyTorch's current stream without waiting, and
-can be captured in a CUDA graph once the kernel is loaded. In addition to vLLM's operators they take float16 and
-bfloat16 logits, any topK, any row stride and alignment, outputs that are columns of a wider buffer, and lengths of any
-value, which are clamped on the device. NaN is better than every number, as in vLLM's operators; `deep_select_topk`
-ranks it below -inf.
+All write into the caller's `indices` or `output`, return None, and run on PyTorch's current stream without waiting. A
+CUDA graph can capture them once the kernel is loaded. Beyond vLLM's operators they take float16 and bfloat16 logits,
+any topK, any row stride and alignment, and outputs inside a wider buffer. The device clamps lengths of any value. NaN
+is better than every number, as in vLLM's operators; `deep_select_topk` ranks it below -inf.
 
 vLLM's own option ``--sparse-indexer-topk-backend`` still chooses after `install`: ``auto``, its default, is ksieve, and
 a backend that is named stays vLLM's own. With ``VLLM_BATCH_INVARIANT=1``, vLLM's own switch, the answer of a row does

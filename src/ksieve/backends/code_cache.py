@@ -1,8 +1,8 @@
 """Cache of compiled CPU and CUDA code on disk: one file per entry, checked completely before use.
 
 The name of an entry is a hash of its facts, the inputs that determine the code. The file holds a checksum, the facts
-and the code. An entry is used only if the checksum and every fact agree, and if the file and its directories belong to
-the caller or root and no other user can write them: code from another user never runs. If a check fails, the code is
+and the code. An entry is used only if the checksum and every fact agree. The file and its directories must belong to
+the caller or root, and no other user may write them: code from another user never runs. If a check fails, the code is
 compiled again, the entry is replaced where possible, and one warning is logged. Files are written under a temporary
 name and renamed. If several processes need one entry, one process compiles and the others wait for it.
 """

@@ -1,8 +1,8 @@
 """Answers of calls with entries (`ksieve.core.entries`) or positions, read back as the entries that each row selects.
 
-What a plain selection cannot say is decided here: whether the slots hold whole entries and the tail, whether the forced
-ones are among them, and whether these are where the order puts them. The others are left to `ksieve.checking.judge`, as
-an answer of the selection among the entries that are not forced.
+This module decides what a plain selection cannot say. Do slots hold whole entries and the tail, are the forced entries
+among them, and do they lie where the order puts them? The others are left to `ksieve.checking.judge`, as an answer of
+the selection among the entries that are not forced.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Selection:
     """Rows read back: the selection among the entries that are not forced.
 
     `answer` (ndarray of int64, shape (rows, slots)): columns of ``entries.scores``, or with the index base "start"
-    counted from the first of the others; the sentinel in unused slots. `columns` (list of ndarray of int64): column of
-    the caller's answer in which each entry of `answer` begins, and that of the first unused slot. `faults`: by the
+    counted from the first of the others. Unused slots hold the sentinel. `columns` (list of ndarray of int64): column
+    of the caller's answer in which each entry of `answer` begins, and that of the first unused slot. `faults`: by the
     number of the row.
     """
 

@@ -1,13 +1,13 @@
 """The judge of `ksieve.verify`: reads blocks of rows in order, and decides each row by counting.
 
-For a row whose window has L scores and whose own k is k, the answer must hold ``min(L, k)`` distinct positions of the
+For a row with its own k and L scores in its window, the answer must hold ``min(L, k)`` distinct positions of the
 window, then the sentinel. It is exact if and only if no unselected valid score is better than the worst selected one,
 which two counts decide:
 
     valid scores better than the worst selected  ==  selected scores better than the worst selected
 
 So a row is read once, in pieces, and compared with one number; no score is sorted or ranked. A tie-break takes a second
-such count, of the scores equal to the worst selected one up to the last position that was selected of them.
+such count: scores equal to the worst selected one, up to the last selected position among them.
 
 "Better" is a matter of *ranks*: levels (`ksieve.checking.ops`) mapped to int32, larger for a better score. The counts
 of a row are those of levels, for every ranking; `_better` turns them into the count of better scores.
@@ -93,8 +93,8 @@ def _bounded(array: NDArray[Any]) -> I64:
 class _View:
     """Rows as a plain selection sees them: their scores, an answer to it, and its windows and ks as `bounds`.
 
-    Rows of a call with entries or positions have the `selection` that was read from the caller's answer, and the
-    `windows` and ks of the call.
+    With entries or positions, `selection` is what was read from the caller's answer, and `windows` and ks are the
+    call's.
     """
 
     scores: Any

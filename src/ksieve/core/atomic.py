@@ -1,8 +1,8 @@
 """Atomic file writes; ksieve writes every file through this module.
 
-A file is written as a draft, under a random name in the folder of its target, and renamed onto the target when it is
-complete and on disk. If writing ends before that (an error, Ctrl-C, a full disk, the end of the process), the draft is
-removed and an existing target stays as it was. A reader therefore sees either the old file or the new one.
+A file is written as a draft, under a random name in its target's folder. It is renamed onto the target when it is
+complete and on disk. If writing ends earlier, by an error, Ctrl-C or a full disk, the draft is removed and an existing
+target stays as it was. A reader therefore sees either the old file or the new one.
 
 - A symbolic link as the target is followed: the file that it points to is replaced, and the link stays.
 - An existing file keeps its mode, and its owner where the process may set it. A new file gets mode 0666 less the umask.

@@ -31,9 +31,9 @@ class Call:
     `leading`: shape of the scores but for their last dimension; the rows are those of all leading dimensions, in C
     order. `live`: `num_rows` where it is an int, clamped to [0, rows]; else all rows. `described`: description of each
     array that was given, by the name of its argument; all are on the scores' device. Scores and outputs are described
-    as the matrix of their rows, and arrays of one number a row as vectors; each with one dimension more where it has
-    two leading strides (`ksieve.core.leading`). "ends" is stored as "lengths" (`Options.windows` states which of the
-    two it is). "k" is present for an array k. `arrays`: the arrays themselves, by the same names.
+    as the matrix of their rows, and arrays of one number a row as vectors. Two leading strides take one dimension more
+    (`ksieve.core.leading`). "ends" is stored as "lengths" (`Options.windows` states which of the two it is). "k" is
+    present for an array k. `arrays`: the arrays themselves, by the same names.
     """
 
     problem: Problem

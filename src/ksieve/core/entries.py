@@ -9,8 +9,8 @@ The one definition of `block_size`, `force_first`, `force_last`, `forced_extra`,
 4. Expand (`ksieve.model.entries`): the positions of each selected entry, side by side.
 5. Add the tail: the positions behind the last whole entry.
 
-Numbers of entries, and positions, count from where indices do (`Options.index_base`): from the start of the row, so
-that the window may cut the first block, or from the start of the window.
+Numbers of entries, and positions, count from where indices do (`Options.index_base`): the start of the window or of the
+row. In the latter case the window may cut the first block.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Blocks(NamedTuple):
 
     `column` (ndarray of int64, shape (rows,)): column of the row's first score. `low`, `high` (ndarray of int64, shape
     (rows,)): positions of its scores, [low, high). `number`, `total` (ndarray of int64, shape (rows,)): number of the
-    first block, and how many there are: block b has the positions of [b size, (b + 1) size) that lie in [low, high).
+    first block, and how many there are. Block b has the positions of [b size, (b + 1) size) that lie in [low, high).
     """
 
     size: int

@@ -1,7 +1,7 @@
 """Groups of options: what belongs together in a call, as one argument.
 
 A group is a frozen dataclass. Its arrays are the leaves of a pytree of PyTorch and JAX, and its numbers and strings are
-static, so that groups pass through ``torch.export``, ``jax.jit`` and ``jax.vmap``. A group checks nothing itself:
+static. So groups pass through ``torch.export``, ``jax.jit`` and ``jax.vmap``. A group checks nothing itself:
 unflattening passes placeholders, and the call that takes it checks. In `ksieve.plan`, an array may be given as True, or
 as the name of its dtype.
 """
@@ -47,9 +47,9 @@ class RowBounds(_Group):
     ends : array of int32 or int64, of the leading shape, optional
         In place of `lengths`: where each window ends, exclusive, clamped to [start, width].
     next_n : int
-        Consecutive rows of one request (multi-token prediction). `lengths` or `ends` then has one entry per request
-        (shape ``(rows // next_n,)``, or the leading shape with its last dimension divided by next_n), and the window
-        of row r is ``next_n - 1 - r % next_n`` scores shorter.
+        Consecutive rows of one request (multi-token prediction). `lengths` or `ends` then has one entry per request:
+        shape ``(rows // next_n,)``, or the leading shape with its last dimension divided by next_n. The window of row r
+        is ``next_n - 1 - r % next_n`` scores shorter.
     index_base : {"row", "start"}
         Whether indices count from the start of the row, so that ``scores[r, i]`` is the score, or of the window. A
         transform takes the indices as they count.
@@ -100,11 +100,11 @@ class Blocks(_Group):
         Whether forced entries come in addition to the k, or count among them. Each row's own k (an array) counts the
         others then.
     expand : int
-        Write all positions of each selected entry, in place of its index: the block size, or where each score is an
-        entry the number of positions that it stands for, 2 to 256. The outputs then have ``k * expand`` columns.
+        Write all positions of each selected entry, in place of its index. The number is the block size, or where each
+        score is an entry the positions that it stands for, 2 to 256. The outputs then have ``k * expand`` columns.
     tail : array of int32, of the shape of `lengths`, optional
-        With `expand`, the rows' lengths in positions: entries that are not whole within them are not selected, and the
-        positions after the last whole entry are written after the selection, in up to ``expand - 1`` more columns.
+        With `expand`, the rows' lengths in positions. Only entries that are whole within them are selected. The
+        positions after the last whole entry follow the selection, in up to ``expand - 1`` more columns.
     """
 
     block_size: int = 1

@@ -4,9 +4,9 @@ Two monotone maps, both *descending* (a better score has a smaller key):
 
 * `order_key`: float32 -> uint32, total order of the contract. ``-0.0`` and ``+0.0`` share a key and every
   NaN has the largest one, so NaN ranks below ``-inf``.
-* `coarse_bin`: float32 -> 0..2047, the leading 11 bits of the same construction over the float16
-  round-to-nearest projection (Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse
-  Attention", Tencent; section "Phase 1: Coarse Boundary Localization").
+* `coarse_bin`: float32 -> 0..2047, the leading 11 bits of the same construction over the float16 projection, rounded to
+  nearest. (Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse Attention", Tencent; section
+  "Phase 1: Coarse Boundary Localization").
 
 `BIN_CUTOFF_KEY` ties them together: ``coarse_bin(x) <= b`` exactly when
 ``order_key(x) <= BIN_CUTOFF_KEY[b]``, so that a scan admits a coarse prefix with one float32 comparison.
@@ -127,9 +127,8 @@ def digit(keys: Any, round_index: int) -> NDArray[np.int32]:
 def _bin_cutoff_keys() -> U32:
     """Largest ordered key of each coarse bin's prefix, from the float16 rounding rule alone.
 
-    The worst float16 of a positive bin has an even mantissa, of a negative bin an odd one; the float32
-    midpoint towards the next worse float16 ties to even, so it belongs to the bin in the first case and
-    to the next bin in the second.
+    The worst float16 of a positive bin has an even mantissa, of a negative bin an odd one. The float32 midpoint towards
+    the next worse float16 ties to even. So it belongs to the positive bin, but not to the negative one.
     """
     key16 = np.arange(COARSE_BINS) << 5 | 31  # the worst of each bin
     positive, negative = key16 <= 0x7FFF, (key16 > 0x7FFF) & (key16 < 0xFC00)

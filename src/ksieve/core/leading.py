@@ -1,8 +1,8 @@
 """Leading strides: how the rows of an array, or its numbers of one for each row, lie in memory.
 
-Leading dimensions count in C order. Those that lie one behind another are merged. What remains is one stride, as of a
-matrix or a vector, or two, which kernels take in a specialisation of their own: then an array is described with an
-outer and an inner leading dimension. More than two are refused.
+Leading dimensions count in C order. Those that lie one behind another are merged. One stride remains, as of a matrix or
+a vector, or two. A specialisation of the kernels takes two: the array is then described with an outer and an inner
+leading dimension. More than two are refused.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def of_rows(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
 
     `filled` is true of an output, of which a copy is no remedy.
 
-    The result has shape (rows, width), where rows are one pitch of at least the width apart, or all the same one; else
-    of shape (outer, inner, width). Raises `ArgumentError` if there are no dimensions, or more than two leading strides.
+    The result has shape (rows, width) if rows are one pitch of at least the width apart, or all the same one. Else it
+    has shape (outer, inner, width). Raises `ArgumentError` if there are no dimensions, or more than two leading
+    strides.
     """
     if len(info.shape) == 2:
         (rows, width), pitch = info.shape, info.strides[0]

@@ -1,6 +1,6 @@
 """Sampling policies: how a row's boundary is proposed. Data, read by the model and by every backend.
 
-A policy changes the amount of work, never the exactness: the complete scan certifies every proposal (lemma "Validated
+A policy changes the amount of work, never the exactness. The complete scan certifies every proposal (lemma "Validated
 Top-K Containment" of the paper: Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse
 Attention", Tencent).
 """
@@ -30,8 +30,8 @@ POLICY_VERSION = 1
 """Version of the policy file format, stored under "ksieve_policy"."""
 
 MAX_PERIOD = 1 << 20
-"""Largest period, in scores: kernels count positions in 32 bits and compute up to one period past a row, whose width is
-at most 2**31 - 2**20 on CUDA."""
+"""Largest period, in scores. Kernels count positions in 32 bits and compute up to one period past a row; on CUDA a row
+has at most 2**31 - 2**20."""
 
 MAX_RANK = 1 << 28
 """Largest sample rank requested: three times a rank must fit 32 bits, and no row has a use for a larger one."""
@@ -79,10 +79,10 @@ class SamplingPolicy:
     group : int
         Adjacent scores per sampled group; a power of two. Four floats fill one 16-byte load.
     sigmas : float
-        The sample rank is at least ``k / stride``, the expected number of samples among the top k, plus this many (z)
-        standard deviations of that number, which is nearly Poisson: ``z * sqrt(k / stride) + (z * z - 1) / 6``. The
-        last term corrects the skew (Cornish and Fisher); without it a small expectation underfills ten times as often.
-        One policy then fits every k.
+        The number of samples among the top k is nearly Poisson, with mean ``k / stride``. The sample rank is at least
+        that mean plus this many (z) standard deviations: ``z * sqrt(k / stride) + (z * z - 1) / 6``. The last term
+        corrects the skew (Cornish and Fisher); without it a small expectation underfills ten times as often. One policy
+        then fits every k.
     peaks : bool
         Whether only the maximum of each `PEAK` adjacent sampled scores is ranked: a quarter of the keys to rank, and
         clumped scores count once. `group` must then be a multiple of `PEAK`.
@@ -213,8 +213,8 @@ class SamplingPolicy:
     def usable(self, samples: int, k: int) -> bool:
         """Whether the largest sample rank requested is at most two thirds of `samples`, the number of ranked keys.
 
-        A boundary of a higher rank admits most of a row: rows of 16,384 scores, whose lines-64 sample has 64 ranked
-        keys for a rank of 61, took 29 us, against 12 us with the two scans of the exact route.
+        A boundary of a higher rank admits most of a row. Rows of 16,384 scores, whose lines-64 sample has 64 ranked
+        keys for a rank of 61, took 29 us. The two scans of the exact route took 12 us.
         """
         return 3 * (self.rescue_rank(k) or self.primary_rank(k)) <= 2 * samples
 
@@ -325,8 +325,7 @@ def resolve_policy(policy: SamplingPolicy | str | os.PathLike[str] | None) -> Sa
 
     Names are those of `POLICIES`, and with any stride those of `KINDS`.
 
-    A file is read when a plan is made from it, and plans are cached: to read a changed file again in the same process,
-    use `SamplingPolicy.load`.
+    A file is read when a plan is made from it, and plans are cached. `SamplingPolicy.load` reads a changed file again.
     """
     if policy is None or isinstance(policy, SamplingPolicy):
         return policy

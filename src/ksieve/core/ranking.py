@@ -1,9 +1,9 @@
 """Rankings: which scores are better, as a map of scores to scores.
 
 The selection has one order: larger scores first, ``-0.0`` equal to ``+0.0``, NaN last (`ksieve.core.keys`). Every other
-ranking maps each score to another one of its dtype, its *ranked score*, so that this order of the ranked scores is the
-order that was asked for. The map is one to one, but for the two zeros and the NaNs, which are equal in every order.
-Kernels apply it where they load a score to compare it; values are written from the scores themselves.
+ranking maps each score to another one of its dtype, its *ranked score*. This order of the ranked scores is the wanted
+order. The map is one to one, but for the two zeros and the NaNs, which are equal in every order. Kernels apply it where
+they load a score to compare it; values are written from the scores themselves.
 
 * ``"largest"``: the score itself.
 * ``"smallest"``: the negated score. NaN stays NaN, and last.

@@ -86,10 +86,10 @@ def keep(
     `scores` (ndarray, shape (rows, width)): as of `ksieve.backends.cpu.runner.run`. `begins`, `lengths` (ndarray of
     int64, shape (rows,)): windows, within the width. `first`: position of the first column. `bounds` (ndarray of
     uint32, shape (rows,)): ordered keys of the ranked scores (`ksieve.core.keys.order_key`) that are kept are not
-    larger. `values`, `places` (ndarray of the scores' dtype and of int32, shape (rows, capacity)): lists of the rows;
-    receive scores and positions, in ascending order of position. `counts` (ndarray of int64, shape (rows,)): slots in
-    use; rewritten. More than the capacity, or than `most` more than before, where the row has more such scores; the
-    last of them were then not counted or listed. `most`: scores that are appended to a row.
+    larger. `values`, `places` (ndarray of the scores' dtype and of int32, shape (rows, capacity)): the rows' lists.
+    They receive scores and positions, in ascending order of position. `counts` (ndarray of int64, shape (rows,)): slots
+    in use; rewritten. More than the capacity, or than `most` more than before, if the row has more such scores. The
+    last ones were then not counted or listed. `most`: scores that are appended to a row.
     """
     rows, width = scores.shape
     matrix, kept, own = map(placed, (scores, values, places))

@@ -13,15 +13,14 @@ seed (`ksieve.model.guess`). If that does not make enough room, the best candida
 from then on. No frontier is therefore scanned again. `Stats.scans` counts the reads of a row as they happen, and the
 model counts the same reads (`ksieve.model.reference`).
 
-What only some calls need is compiled alone, and called through an address that is 0 in all others: `convert`, which
-ranks and widens scores (`ksieve.backends.cpu.converting`), `account`, which fills the statistics, and `emit_last`,
-which HIGHEST_TIES ends with.
+What only some calls need is compiled alone, and called through an address that is 0 in all others. `convert` ranks and
+widens scores (`ksieve.backends.cpu.converting`), `account` fills the statistics, and `emit_last` ends HIGHEST_TIES.
 
-A row of at most `TILE` scores is bisected instead (`ksieve.backends.cpu.short`), into the same slots, except in calls
-with statistics, which describe these steps, or with HIGHEST_TIES.
+A row of at most `TILE` scores is bisected instead (`ksieve.backends.cpu.short`), into the same slots. Calls with
+HIGHEST_TIES, or with statistics, which describe these steps, do not bisect.
 
 Another thread may rewrite the scores during a call, so that two reads of a score may differ. No loop bound or address
-may depend on a second read: every selection works on keys that are stored once, and every slot is written from them.
+may depend on a second read. Every selection works on keys that are stored once, and writes every slot from them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Selection within the stored candidates: the k-th smallest key, reduction of the storage, and output.
 
-The lowest positions among equal scores need no extra step: candidates are stored in index order, and a full storage
+The lowest positions among equal scores need no extra step, since candidates are stored in index order. A full storage
 drops the last of the scores equal to the worst kept one, and later equal ones. The stored candidates therefore always
 include the lowest. For the highest positions there is `emit_last`.
 """
@@ -49,8 +49,8 @@ def kth(keys: Int, count: Int, rank: Int, spare: Int, memory: Int) -> Int:
     the scratch memory's FOUND.
 
     Ranks count from 1, and `rank` is at most `count`. Each round maps a range of keys to the histogram's bins and
-    continues with one bin, whose keys are copied to `spare` if they are at most half of the current ones; `keys` is not
-    changed. Keys of 32 bits take at most three rounds.
+    continues with one bin. It copies the bin's keys to `spare` if they are at most half of the current ones. `keys` is
+    not changed. Keys of 32 bits take at most three rounds.
     """
     histogram, found, work = i32s(memory + at.HISTOGRAM), i64s(memory + at.FOUND), i64s(memory + at.WORK)
     source, kept, outside = u32s(keys), u32s(spare), False
@@ -168,9 +168,9 @@ def emit_last_of_row(out: Int, ties: Int, worst: Int, memory: Int) -> None:
 def emit_last(out: Int, ties: Int, equal: Int, worst: Int, stored: Int, cutoff: Int, memory: Int) -> None:
     """Write the last `ties` of the scores equal to `worst` into the slots before k, which hold the first ones.
 
-    They may have been dropped from the stored candidates, but only if the scores better than or equal to the k-th key
-    fill more than half of the storage. In that case the row is always read from its end, so that the number of reads
-    does not depend on the guesses.
+    The stored candidates lack some only if the scores better than or equal to the k-th key fill more than half of the
+    storage. In that case the row is always read from its end, so that the number of reads does not depend on the
+    guesses.
     """
     (_, _, length, _, _), asked = at.row_of(memory), i64s(memory + at.ASKED)
     k, room = asked[at.K], asked[at.ROOM]

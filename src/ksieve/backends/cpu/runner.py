@@ -344,8 +344,8 @@ def _selector(
     work: NDArray[np.int64] | None = None,
     seed: int | None = None,
 ) -> tuple[_Select, NDArray[np.int32]]:
-    """Return the kernel call with all arguments bound except its rows and the address and byte pitch of their slots,
-    and the statistics array that it fills.
+    """Return the kernel call and the statistics array that it fills. Its rows, and the address and byte pitch of their
+    slots, are not bound.
     """
     from ksieve.backends.cpu import kernels
 
@@ -371,8 +371,8 @@ def _selector(
 
 @lru_cache
 def _policy_numbers(policy: SamplingPolicy | None, k: int) -> Placed:
-    """Policy as the kernels take it: stride, group, phase multiplier, ranks (0: none), exact boundary,
-    sampled scores per statistic, groups that a jittered view chooses from (1: none).
+    """Policy as the kernels take it: stride, group, phase multiplier, ranks (0: none), exact boundary, sampled scores
+    per statistic, jitter in groups (1: none).
     """
     numbers = (1, 1, 1, 0, 0, 0, 1, 1)
     if policy is not None:

@@ -1,14 +1,14 @@
 """Rows of one call, shared between the calling thread and helper threads.
 
 No helper reads or writes after `share` has returned or raised. The caller ends every call by acquiring a lock that
-helpers hold while they work. The acquisition is one C call that no signal handler can interrupt, and CPython runs no
-handler between it and the preceding store that ends the distribution of work. A helper that starts later finds no work.
-A call waits for helpers that have started, never for others: without a free helper, in a forked child, or where no
-thread can be started, the calling thread does all of the work.
+helpers hold while they work. The acquisition is one C call that no signal handler can interrupt. CPython runs no
+handler between it and the preceding store, which ends the distribution of work. A helper that starts later finds no
+work. A call waits for helpers that have started, never for others. Without a free helper, in a forked child, or where
+no thread can start, the calling thread does all of the work.
 
-Python threads around kernels that release the GIL, not Numba's own threading layer: that one aborts the process when
-two threads of a server call at once, and hangs after a fork. Not a `ThreadPoolExecutor` either: it refuses work once
-the main thread has ended, and an interrupt inside `submit` leaves a job that its caller has no reference to.
+Python threads run kernels that release the GIL. Numba's own threading layer aborts the process when two threads of a
+server call at once, and hangs after a fork. A `ThreadPoolExecutor` refuses work once the main thread has ended, and an
+interrupt inside `submit` leaves a job without a reference.
 """
 
 from __future__ import annotations

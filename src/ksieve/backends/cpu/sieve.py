@@ -51,7 +51,7 @@ def tighten(cutoff: Int, count: Int, guesses: Int, memory: Int) -> Int:
     if count > half:
         # Few scores are better than a guess. If they fill more than half of the storage, most equal the cutoff. Those
         # better and the first equal ones stay, k in total. If fewer are at or above the cutoff, all stay: a score that
-        # is rewritten during the call can be worse than when it passed the cutoff.
+        # is rewritten during the call can become worse.
         better, equal = 0, 0
         for i in range(count):
             better += key[i] < cutoff
@@ -76,7 +76,7 @@ def tighten(cutoff: Int, count: Int, guesses: Int, memory: Int) -> Int:
 def _append(address: Int, position: Int, mask: Word, hits: Int) -> None:
     """Store the positions of the bits set in `mask`, and up to four stray ones behind them.
 
-    At least four are stored, in groups of four: most blocks have few hits or none, and a branch on their exact number
+    One group of four is stored at least. Most blocks have few or none, and a branch on their exact number
     would be mispredicted too often.
     """
     while True:

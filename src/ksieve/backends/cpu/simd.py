@@ -1,9 +1,9 @@
 """Primitives of the CPU kernels: loads, stores and bit masks at addresses, and scores as integers.
 
-Rows are read through addresses, so that one compiled kernel serves every pitch, alignment and dtype. Scores are
-never compared as floats: `raw_key` numbers all 2**32 bit patterns from +inf (0) down to -inf and then the NaNs, and
-one unsigned comparison is exact for infinities, subnormals and NaN under any flush-to-zero mode of the calling
-thread. Only ``-0.0``, one place below ``+0.0``, needs care, in `raw_limit`.
+Rows are read through addresses, so that one compiled kernel serves every pitch, alignment and dtype. Scores are never
+compared as floats. `raw_key` numbers all 2**32 bit patterns from +inf (0) down to -inf and then the NaNs. One unsigned
+comparison is exact for infinities, subnormals and NaN under any flush-to-zero mode of the calling thread. Only
+``-0.0``, one place below ``+0.0``, needs care, in `raw_limit`.
 """
 
 from __future__ import annotations
@@ -242,8 +242,8 @@ def prefetch_block(address: Int, itemsize: Int) -> None:
 def tile_of(row: Int, first: Int, last: Int, size: Int, convert: Int, wide: Int) -> Int:
     """Address of the ranked scores of scores [first, last) as float32, readable in whole blocks.
 
-    Memory at `wide` receives a copy of tiles that must be ranked or widened, and of the last tile, past which the
-    caller's memory may end.
+    Memory at `wide` receives a copy of tiles that must be ranked or widened. It receives the last tile too, past which
+    the caller's memory may end.
     """
     source, count = row + size * first, last - first
     if convert != 0:

@@ -87,8 +87,8 @@ def sample_keys(
 ) -> Int:  # fmt: skip
     """Store the keys of the samples, of many only the `most` best and some more; return the number stored.
 
-    In each period the sampled group begins at `first`, or up to `jitter` - 1 groups later, by a guess's `state` or, if
-    that is 0, by the hash of the row's number. Of each `share` adjacent samples only the best is stored. Scores are
+    In each period the sampled group begins at `first`, or up to `jitter` - 1 groups later. A guess's `state` decides,
+    or if that is 0, the hash of the row's number. Of each `share` adjacent samples only the best is stored. Scores are
     fetched in batches, in a loop of loads alone, so that many cache misses are in flight. `fits` keys fit the memory at
     `keys`.
     """

@@ -1,8 +1,8 @@
 """The fast path of repeated calls: a call with PyTorch tensors that has run, again with other addresses.
 
-Nothing is checked twice. The tensors have the type, device, dtype, shape and strides of those that the general path
-(`ksieve.core.call.parse`) has accepted, which PyTorch's own guards compare; the launch is the one that it has made,
-with their addresses. Any other call takes the general path, which reports its fault, or gives it a fast path too.
+Nothing is checked twice. PyTorch's own guards compare the tensors with those that the general path
+(`ksieve.core.call.parse`) has accepted: type, device, dtype, shape and strides. The launch is the general path's, with
+the new addresses. Any other call takes the general path, which reports its fault, or gives it a fast path too.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def _answer(places: list[int]) -> Callable[[tuple[Any, ...]], Selection[Any]]:
 
 
 def _guard(tensors: Sequence[Any]) -> Callable[..., bool] | None:
-    """Return a function that compares tensors with these but for their addresses: type, dtype, dispatch keys (device,
-    layout, lazy views, transforms), whether they require a gradient, shape and strides. None if PyTorch has none.
+    """Return a function that compares tensors with these: type, dtype, dispatch keys (device, layout, lazy views,
+    transforms), required gradient, shape and strides, not addresses. None if PyTorch has none.
     """
     try:
         from torch._C._dynamo.guards import TensorGuards

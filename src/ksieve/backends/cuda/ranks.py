@@ -1,7 +1,7 @@
 """The kernels of `ksieve.distributed`: what a rank does on its GPU between two collectives.
 
-Each is one launch with a thread block for each row. Nothing is allocated here and nothing is read back, so that a call
-can be captured in a CUDA graph once it has run outside of the capture.
+Each is one launch with a thread block for each row. Nothing is allocated here and nothing is read back. So a CUDA graph
+can capture a call once it has run outside of the capture.
 """
 
 from __future__ import annotations

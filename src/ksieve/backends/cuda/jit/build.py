@@ -77,8 +77,8 @@ def covering(
 ) -> dict[KernelSpec, Plan]:
     """Return the specialisations of all calls without a plan up to a size, each with a plan that needs it.
 
-    Kernels change at a few numbers of rows and a few widths, which are found by bisection between powers of two (of
-    two for rows, of its root for widths); then every combination of both is planned. It takes some seconds.
+    Kernels change at a few numbers of rows and a few widths. Bisection finds them, between powers of two for rows and
+    of its root for widths. Then every combination is planned. It takes some seconds.
 
     Raises `ArgumentError` if a number is out of range.
     """

@@ -6,7 +6,7 @@ alone: the compiler's reports, which contain times and paths, are not kept. ``KS
 process: its kernels are used before those of the cache, and before one is compiled. A kernel is found by what decides
 its machine code but the compiler, since the process may have none (`cache.identity_of`).
 
-A bundle is used only if it belongs to the caller or root and no other user can write it, like an entry of the cache.
+Like an entry of the cache, a bundle must belong to the caller or root, and no other user may write it.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def obtain(spec: KernelSpec, sources: Sources | None = None, directory: Path | N
 def compile_all(specs: Collection[KernelSpec]) -> Iterator[tuple[KernelSpec, tuple[Cubin, bool] | BackendError]]:
     """Yield each specialisation with what `obtain` returns for it, or the error that it raises, in their order.
 
-    Kernels of the disk cache are read here. The others are compiled on all processors that the process may use, in
-    processes of their own: NVRTC holds a lock, so that threads compile one after another.
+    Kernels of the disk cache are read here. Processes compile the others, on all processors that this process may use.
+    In threads, a lock of NVRTC would make them take turns.
     """
     there = [kept(spec) for spec in specs]
     missing = [spec for spec, found in zip(specs, there, strict=True) if found is None]

@@ -196,8 +196,8 @@ class Driver:
     def is_capturing(self, stream: int) -> bool:
         """Whether work enqueued on a stream is being recorded into a CUDA graph instead of run.
 
-        The legacy default stream cannot be captured, but asking about it fails while another stream captures in
-        the global mode: that counts, since compiling and allocating are forbidden then too.
+        The legacy default stream cannot be captured, but asking about it fails while another stream captures in the
+        global mode. That counts: compiling and allocating are forbidden then too.
         """
         status = ctypes.c_int(0)
         code = self._is_capturing(ctypes.c_void_p(stream), ctypes.byref(status))

@@ -191,8 +191,8 @@ class Kernel:
 class Arguments(NamedTuple):
     """Arguments of a launch of a plan's kernels: addresses, 0 where an argument is absent, and sizes.
 
-    `options`: fields of `OPTIONS`, if the plan's kernel takes them (`extended`), and behind them those of `SLOTS`
-    (`with_slots`); last those of `LEADING`, if it takes leading strides. `k`: that of the plan when omitted, or 0.
+    `options`: fields of `OPTIONS`, if the plan's kernel takes them (`extended`), then fields of `SLOTS` (`with_slots`).
+    Fields of `LEADING` come last, if it takes leading strides. `k`: that of the plan when omitted, or 0.
     """
 
     scores: int

@@ -78,8 +78,8 @@ def make(plan: Plan, buffer: Any, stream: int, library: str) -> Workspace:
 def allocate(plan: Plan, driver: Driver, library: str) -> tuple[int, Any]:
     """Allocate a plan's bytes, not zeroed, on the library's current stream; the device's context is current.
 
-    The pools of PyTorch and CuPy reuse memory in stream order, so that the owner may be dropped while work on the
-    memory is still enqueued. For other libraries the driver allocates it, and freeing waits for the device.
+    The pools of PyTorch and CuPy reuse memory in stream order. So the owner may be dropped while work on the memory is
+    enqueued. For other libraries the driver allocates it, and freeing waits for the device.
     """
     size, index = plan.workspace_bytes, plan.problem.device.index
     if not size:
@@ -122,8 +122,8 @@ class Cache:
     """Implicit workspaces: one per device, stream and memory layout, kept between calls.
 
     Calls on one stream run one after another, so that plans of one layout share a workspace. Kernel source, splits,
-    capacity, sort space and the number of zeroed bytes determine the layout; a plan for fewer rows uses the first part
-    of the workspace of a larger one.
+    capacity, sort space and the number of zeroed bytes determine the layout. A plan for fewer rows uses the first part
+    of a larger plan's workspace.
     """
 
     def __init__(self) -> None:
