@@ -26,9 +26,9 @@ from ksieve.planning.plan import Plan
 
 Backend = Literal["auto", "cpu", "cuda", "reference"]
 
-# Fast paths of calls that have run on CUDA with PyTorch tensors (backends/cuda/fast_path.py), by `call_key`: those of a
-# key differ in facts of the tensors that it does not hold, and compare them. Each refers to its plan, so that the id of
-# the plan is not reused; hashing its fifty fields on every call would cost as much as the launch.
+# Fast paths of calls that have run on CUDA with PyTorch tensors (backends/cuda/fast_path.py), by `call_key`. The paths
+# of a key differ in facts of the tensors that it does not hold, and compare them. Each refers to its plan, so that the
+# id of the plan is not reused. Hashing its fifty fields on every call would cost as much as the launch.
 _fast_paths: dict[Any, tuple[Any, ...]] = {}
 _MOST_FAST_PATHS, _MOST_OF_A_KEY = 4096, 8
 
@@ -202,7 +202,7 @@ def choose(asked: Problem, policy: SamplingPolicy | str | None = None) -> Plan:
     """Return the plan that `topk` uses for a checked problem; equal problems share one.
 
     It equals the result of `ksieve.plan`, except where that plan needs a zeroed workspace and another family needs
-    none: a captured or traced call would zero the workspace every time.
+    none. A captured or traced call would zero the workspace every time.
     """
     if asked.options.windows == "segments":  # of about as many scores, the plan is the same
         step = 1 << max(asked.pitch.bit_length() - 3, 0)

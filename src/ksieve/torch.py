@@ -72,8 +72,8 @@ def topk(
 
     Notes
     -----
-    Elements are read where they lie if `dim` has stride 1 and one pitch leads from row to row, as in a contiguous
-    tensor with `dim` last. For another `dim`, and for other strides or expanded rows, they are copied once.
+    Elements are read where they lie if `dim` has stride 1 and rows one pitch, as in a contiguous tensor with `dim`
+    last. For another `dim`, and for other strides or expanded rows, they are copied once.
 
     Values carry a gradient, forward and backward, and the call works under ``torch.compile`` and ``torch.func``. On
     CUDA it is enqueued on the current stream without waiting. In a CUDA graph capture the kernel has to be loaded: call

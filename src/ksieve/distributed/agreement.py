@@ -62,8 +62,8 @@ ARGUMENTS: dict[str, Callable[[Any], str] | None] = {
     "width": None,  # each rank's own: stated beside the tag
     "group": None,  # what messages go through
 }
-"""Every argument of `topk` and `plan`, in the order in which ranks compare them, and the words for a value of it; None
-where ranks may differ. Of an array, what must agree beside its numbers is whether there is one."""
+"""Every argument of `topk` and `plan`, in the order in which ranks compare them, with words for its value. None: ranks
+may differ. Of an array, what must agree beside its numbers is whether there is one."""
 
 
 def stated(given: dict[str, Any]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Layouts: which rank holds which position of a row. Plain arithmetic on ints, NumPy arrays and PyTorch tensors.
 
 A layout and the widths of all shards determine the global position of every score. Both layouts keep the order of
-positions within a shard, so that the window [start, end) of a row is the window [n(start), n(end)) of a shard, where
-n(g) counts the positions below g that the shard holds.
+positions within a shard. So the window [start, end) of a row is the window [n(start), n(end)) of a shard, where n(g)
+counts its positions below g.
 """
 
 from __future__ import annotations

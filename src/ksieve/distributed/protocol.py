@@ -1,22 +1,21 @@
 """How ranks agree on the k best scores of every row: three schedules, and the list of all positions.
 
 Each rank brings its *best*: composites of its own k best scores of every row, ascending. A composite holds the ordered
-key of a score (`ksieve.core.keys`) above its global position, so that a smaller one is a better score, or an equal one
-that the tie-break prefers, and no two are equal. The k best of the whole row are the k smallest composites of all
-ranks; of each rank they are the first n of its best. A schedule finds that n for every row.
+key of a score (`ksieve.core.keys`) above its global position, so no two are equal. A smaller one is a better score, or
+an equal one that the tie-break prefers. The k best of the whole row are the k smallest composites of all ranks. From
+each rank they are the first n of its best. A schedule finds that n for every row.
 
 * `pairs`: every rank sends its best, and all select among them.
-* `samples`: two collectives. Every step-th composite of each rank bounds the rank of any composite from both sides: of
-  the pooled samples, one is surely at most the k-th best and one surely at least. The few composites between the two
-  are added up in slots whose places all ranks compute, and the q-th smallest of them is the k-th best of all. The
-  number of slots follows from the step and the number of ranks, for every input.
+* `samples`: two collectives. Every step-th composite of each rank bounds the rank of any composite from both sides. Of
+  the pooled samples, one is surely at most the k-th best, and one at least. The few composites between the two are
+  added up in slots whose places all ranks compute. The q-th smallest of them is the k-th best of all. The number of
+  slots follows from the step and the number of ranks, for every input.
 * `digits`: added histograms of the digits of a composite, from the most significant one on. Contiguous shards need
   the digits of the key alone: the scores equal to the k-th are divided by their count on each rank.
 
 A protocol is a generator of operations of PyTorch: it yields a collective and receives its result. Nothing of it waits
 for a device: no value is read back. The number and the shapes of the messages depend on the plan alone. A row of fewer
-than k valid scores, or of none, takes the same steps: slots without a score are `NOTHING`, and the k-th best of such a
-row is `NOTHING` too.
+than k valid scores takes the same steps. Slots without a score are `NOTHING`, and so is the row's k-th best.
 """
 
 from __future__ import annotations

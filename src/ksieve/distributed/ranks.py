@@ -1,7 +1,7 @@
 """`topk` over the ranks of a process group of torch.distributed.
 
-A call selects from its shard by `ksieve.topk`, and then runs a schedule (`ksieve.distributed.protocol`) with
-operations of PyTorch whose shapes the plan fixes: nothing is read back to the host.
+A call selects from its shard by `ksieve.topk`, and then runs a schedule (`ksieve.distributed.protocol`) with operations
+of PyTorch. The plan fixes their shapes: nothing is read back to the host.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def topk(
         Number of valid scores at the start of each row of this shard. Default: by `global_lengths`, else all.
     k : int, or Tensor of int32, shape (rows,)
         Slots per row, the same on every rank. May be omitted with a plan. A tensor gives every row its own k, clamped
-        to [0, max_k], and must hold the same numbers on every rank, as must all arrays below.
+        to [0, max_k]. Like all arrays below, it must hold the same numbers on every rank.
     global_lengths : Tensor of int32 or int64, shape (rows // next_n,), optional
         Number of valid scores of each whole row, in the order of global positions.
     group : process group of torch.distributed, optional
@@ -111,9 +111,9 @@ def topk(
     -----
     The selection equals that of `ksieve.topk` with the same `tie_break` on the whole rows, for any number of ranks.
 
-    A call with a plan sends ``plan.messages``, for every input, and reads nothing back to the host: on CUDA it enqueues
-    work on the current stream and returns. After a call with the same plan outside of the capture it can be captured
-    in a CUDA graph with NCCL. If a rank dies, the others end by the process group's own error or timeout.
+    A call with a plan sends ``plan.messages``, for every input, and reads nothing back. On CUDA it enqueues work on the
+    current stream and returns. After a call with the same plan outside of the capture it can be captured in a CUDA
+    graph with NCCL. If a rank dies, the others end by the process group's own error or timeout.
 
     Over NCCL a call with a plan does not compare arguments on the host. Where ranks disagree, and their plans send
     messages of the same sizes, all indices are -1, counts are 0, and ``plan.disagreed`` is true.

@@ -141,8 +141,8 @@ def open_scores(path: str | os.PathLike[str], tensor: str | None = None) -> Scor
     ----------
     path : path
         A ``.npy`` file of a matrix (rows, width), or a ``.safetensors`` file with a tensor "scores", else with one
-        matrix, and with or without a tensor "lengths" of integers (rows,). float32, float16 or bfloat16; NumPy's
-        uint16 is read as bfloat16 bits. Other safetensors files are for the readers of installed packages.
+        matrix. A tensor "lengths" of integers (rows,) is optional. float32, float16 or bfloat16; NumPy's uint16 is read
+        as bfloat16 bits. Other safetensors files are for the readers of installed packages.
     tensor : str, optional
         Name of the tensor of scores.
 

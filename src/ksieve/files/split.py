@@ -1,8 +1,8 @@
 """Work on a file of scores that the processes of ``torchrun`` share by rows, on one machine or several.
 
-`select` is a streamed selection. Block b belongs to rank b % world. In each turn every rank selects one block, and the
-first rank receives them all and passes them on in order: its sink gets what it gets from one process. Every rank reads
-its own blocks of the file.
+`select` is a streamed selection. Block b belongs to rank b % world. In each turn every rank selects one block. The
+first rank receives them all and passes them on in order, so its sink gets what one process gives. Every rank reads its
+own blocks of the file.
 """
 
 from __future__ import annotations

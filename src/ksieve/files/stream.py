@@ -77,14 +77,14 @@ def select(
     """Select the top k of every row of a source and pass the indices to `sink`, block by block.
 
     `source`: a score file, or another object with ``rows``, ``width``, ``lengths`` and ``rows_block(begin, end)``,
-    whose blocks are host arrays; or one with ``tiles``, as `ksieve.files.columns.JoinedColumns`, which is read by tiles
-    of columns, without a policy and without statistics. `sink`: called as ``sink(first_row, indices)`` with int32
-    indices of shape (block rows, k). `backend`: "auto" is `choose_backend`, or "cpu" for a source with ``tiles``.
-    `return_stats`: also collect statistics. Sample positions depend on the row number within a block. `block_bytes`:
-    bound on the score bytes in memory at a time; a block has at least one row. `ranges`: first and last row, exclusive,
-    of some of the blocks that `block_bytes` makes; default: all. `progress`: called with the number of rows done: with
-    0 once the kernels are compiled, then after every block. `options`: of `ksieve.topk`, without arrays; by tiles those
-    of `ksieve.Running`, and `sorted`. Raises what `ksieve.topk` does.
+    whose blocks are host arrays. One with ``tiles``, as `ksieve.files.columns.JoinedColumns`, is read by tiles of
+    columns, without a policy or statistics. `sink`: called as ``sink(first_row, indices)`` with int32 indices of shape
+    (block rows, k). `backend`: "auto" is `choose_backend`, or "cpu" for a source with ``tiles``. `return_stats`: also
+    collect statistics. Sample positions depend on the row number within a block. `block_bytes`: bound on the score
+    bytes in memory at a time; a block has at least one row. `ranges`: first and last row, exclusive, of some of the
+    blocks that `block_bytes` makes; default: all. `progress`: called with the number of rows done: with 0 once the
+    kernels are compiled, then after every block. `options`: of `ksieve.topk`, without arrays; by tiles those of
+    `ksieve.Running`, and `sorted`. Raises what `ksieve.topk` does.
     """
     if backend == "reference" and by_tiles(source):
         raise ArgumentError("backend", "'reference' with tiles of columns", "'auto', 'cpu' or 'cuda'")

@@ -1,7 +1,7 @@
 """Rows whose scores have positions of their own, gathered into plain rows: the one definition of `positions`.
 
-A selection over scores with `positions` is one over the scores that have one. They are gathered in the order of their
-positions where order or ties go by them, so that the position within the gathered row decides as the position does.
+A selection over scores with `positions` is one over the scores that have one. If order or ties go by positions, they
+are gathered in the order of these. The position within the gathered row then decides as they do.
 `ksieve.backends.cpu.entries` has the compiled form.
 """
 

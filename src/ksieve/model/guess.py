@@ -1,10 +1,10 @@
 """Cutoffs that the CPU backend guesses from a random sample, which no input can be aimed at.
 
 The sample positions of a policy are fixed, so that an adversary knows them. Where the policy's boundary fails, and
-where there is no policy, the CPU backend samples one score in `stride`, at positions that are a hash of a seed drawn
-for each call, and takes the score of a sample rank as cutoff. The answer does not depend on the seed. One statistic
-does: by chance a guess may admit fewer than k scores, which costs a further read of the row, and `Stats.scans` counts
-it. The model therefore takes the seed too.
+where there is no policy, the CPU backend samples one score in `stride`. The positions are a hash of a seed drawn for
+each call. The score of a sample rank is the cutoff. The answer does not depend on the seed. One statistic does: by
+chance a guess may admit fewer than k scores, which costs a further read of the row, and `Stats.scans` counts it. The
+model therefore takes the seed too.
 
 All arithmetic is in integers, except one square root. The functions of plain numbers are compiled into the kernels
 without change.

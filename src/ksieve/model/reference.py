@@ -13,10 +13,10 @@ the outputs of a call.
 
 Storage is part of the model. A backend stores at most `capacity` candidates. On CUDA, the row is scanned again for a
 frontier that does not fit, one exact digit narrower (`Stats.scans` counts it). If all scores of that frontier are
-equal, any k stored members suffice (`capacity` >= k) and no scan follows, except with a tie-break: one more scan then
-collects the members that were not stored. The CPU backend drops the worst candidates when its storage is full and
-guesses its cutoffs (`ksieve.model.guess`), so that it reads a row fewer times; `_kept_scans` counts those reads, and
-all other numbers are the same.
+equal, any k stored members suffice (`capacity` >= k) and no scan follows. With a tie-break, one more scan collects the
+members that were not stored. The CPU backend drops the worst candidates when its storage is full and guesses its
+cutoffs (`ksieve.model.guess`), so it reads a row fewer times. `_kept_scans` counts those reads. All other numbers are
+the same.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def select(
     the module docstring. `resident_width`: rows of at most this length stay on chip in the direct-exact route, which
     then scans once.
 
-    `splits`: segments of the KV-split composition. All returned numbers are independent of it, with two exceptions:
-    each further segment reads the samples again, and candidates that exceed `capacity` together cost one more scan.
+    `splits`: segments of the KV-split composition. It changes two returned numbers: each further segment reads the
+    samples again, and candidates that exceed `capacity` together cost one more scan.
 
     `seed`: count the scans of the CPU backend, whose guesses use this seed. `resident_width` and `splits` are then not
     used, and `capacity` must be at least `ksieve.planning.choose_cpu.least_capacity` or the length of the longest row.

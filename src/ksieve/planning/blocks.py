@@ -1,8 +1,8 @@
 """Plans for CUDA devices of rows whose entries are blocks of scores (`Options.block_size`).
 
-A row is read once and pooled to its entries, which are fewer: what a family keeps on chip are entries, what takes time
-are scores. So CTAs share the rows of small calls, and of many rows several are read at a time by a multiprocessor, some
-of which are selected meanwhile.
+A row is read once and pooled to its entries, which are fewer. A family keeps entries on chip; the scores take the time.
+So CTAs share the rows of small calls. Of many rows, a multiprocessor reads several at a time, and selects from some
+meanwhile.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ksieve.planning.plan import Plan
 
 
 def least_capacity(k: int, policy: SamplingPolicy | None) -> int:
-    """Smallest candidate capacity of a CPU thread for a long row: half of it must hold k candidates, and the sampled
+    """Smallest candidate capacity of a CPU thread for a long row. Half of it must hold k candidates, and the sampled
     scores that the policy ranks.
     """
     ranks = [] if policy is None else [policy.primary_rank(k), policy.rescue_rank(k) or 0]
@@ -33,8 +33,8 @@ def default_policy(width: int, k: int) -> SamplingPolicy | None:
     """Sampling policy of a row width; None where sampling does not pay.
 
     The crossover of the paper (Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse
-    Attention", Tencent; section "Sampled-Path Ablations"): exact localization wins up to 24K, results are mixed to
-    56K, both sampled policies win from 64K.
+    Attention", Tencent; section "Sampled-Path Ablations"). Exact localization wins up to 24K, results are mixed to 56K,
+    both sampled policies win from 64K.
     """
     if width < 32_768 or 8 * k > width:
         return None

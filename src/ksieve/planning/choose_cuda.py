@@ -84,8 +84,8 @@ def _geometry(problem: Problem, device: DeviceInfo, family: str, policy: Samplin
 
 
 def _warp_geometry(problem: Problem, device: DeviceInfo, usual: Geometry) -> Geometry:
-    """Launch shape whose warps keep a row each, of the next power of two; none, with no resident width, for rows that
-    are too wide, or whose slots have an order or ties a preference.
+    """Launch shape whose warps keep a row each, of the next power of two. It has no resident width for rows that are
+    too wide, for an order, or for a tie-break.
     """
     item = memory.ITEM_BYTES[problem.dtype]
     width = max(1 << (problem.width - 1).bit_length(), memory.LANES * memory.VECTOR_BYTES // item)

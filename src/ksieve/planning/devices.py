@@ -1,8 +1,8 @@
 """Properties of known GPUs, so that a plan can be made and read on a machine without them.
 
-Shared-memory sizes per compute capability: CUDA C++ Programming Guide, table "Technical Specifications per
-Compute Capability". Multiprocessor counts and L2 sizes: NVIDIA's architecture white papers; a device that is
-present reports its own (`ksieve.plan(device="cuda")`), which may differ by a few per cent in L2 bytes.
+Shared-memory sizes per compute capability: CUDA C++ Programming Guide, table "Technical Specifications per Compute
+Capability". Multiprocessor counts and L2 sizes: NVIDIA's architecture white papers. A device that is present reports
+its own (`ksieve.plan(device="cuda")`). L2 bytes may differ by a few per cent.
 """
 
 from __future__ import annotations

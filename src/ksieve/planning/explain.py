@@ -1,7 +1,7 @@
 """The plans that were possible for a shape on a CUDA device, and what speaks for and against each.
 
 Reads are those of the paper's accounting: how often a row is read from memory. No time is predicted from them: at few
-rows latency decides, and reads of a view of lines cost more than their share of the bytes.
+rows latency decides, and reading lines costs more than their share of the bytes.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ BINNING_CANDIDATES = 256
 def stats_plan(plan: Plan) -> Plan:
     """Return the plan of the statistics build: one launch for all rows, whose ring holds the row if it fits.
 
-    It has room for k candidates, also where the plan itself keeps rows on chip and stores none. A grid of CTAs that
-    share a row is replaced by a cluster, rows of a warp by those of a CTA, and CTAs without that room by streaming
-    ones, which may store candidates in the workspace.
+    It has room for k candidates, also where the plan itself keeps rows on chip and stores none. A cluster replaces a
+    grid of CTAs that share a row, and a CTA replaces a warp. Streaming CTAs replace CTAs without that room; they may
+    store candidates in the workspace.
     """
     if plan.problem.options.block_size > 1 and plan.family != "stream_unsampled":
         return blocks.studied(plan)
@@ -48,8 +48,8 @@ def stats_plan(plan: Plan) -> Plan:
 
 
 def launches(plan: Plan) -> tuple[Plan, ...]:
-    """Return the plans of all kernels that a plan launches, in order: with length bins, first the kernel that bins the
-    rows, then the launches of the shorter bins; last the plan itself.
+    """Return the plans of all kernels that a plan launches, in order. With length bins, the kernel that bins the rows
+    and the launches of shorter bins precede the plan itself.
     """
     if not plan.bins or plan.passes_on:
         return (*plan.bins, plan)

@@ -142,8 +142,8 @@ def sort_slots(plan: Plan) -> int:
     """8-byte elements of the workspace in which each CTA sorts; 0 if its shared memory is large enough.
 
     Forced entries of which positions decide are sorted with the others (epilogue/epilogue.cuh, stage_forced). Entries
-    that stand for several positions are listed in the histogram while they are read from the sort (write_expanded):
-    those are sorted in front of it, in the ring.
+    that stand for several positions are listed in the histogram while they are read from the sort (write_expanded). So
+    they are sorted before it, in the ring.
     """
     options = plan.problem.options
     needed = sort_bytes(plan.problem.selection, options.forced if options.positions else 0)
@@ -190,8 +190,8 @@ def storage_of(
     """Room for the candidates of a row.
 
     The list can hold all of them, since with periodic scores one thread may read them all. It has room for k, and for
-    an admitted tail `TAIL_SIGMAS` standard deviations above its mean (paper, equation "exchangeable": variance of the
-    realised rank is about the requested rank times the stride). Four covered exchangeable rows, but clumped ones
+    an admitted tail `TAIL_SIGMAS` standard deviations above its mean. The variance of the realised rank is about the
+    requested rank times the stride (paper, equation "exchangeable"). Four covered exchangeable rows, but clumped ones
     overflowed and were scanned again, at twice the latency of a small call. Of a sorted row, every score that peaks
     stand for reaches the boundary with them.
     """
@@ -257,9 +257,9 @@ def ring_stages(geometry: Geometry, dtype: str) -> int:
 def batches(plan: Plan) -> int:
     """Batches that a turn of the ring is loaded in: of `BATCH` vectors, or where their number is odd of one.
 
-    Of twice as many where one CTA streams a row of 16-bit scores and two batches are left: a warp takes the hits of a
-    batch one after another, as many as the lane with most has, and in larger batches lanes differ less. CTAs of 1,024
-    threads that share a row would spill registers.
+    Of twice as many where one CTA streams a row of 16-bit scores and two batches are left. A warp takes the hits of a
+    batch one after another, as many as its fullest lane has. In larger batches lanes differ less. CTAs of 1,024 threads
+    that share a row would spill registers.
     """
     streamed = plan.family in QUEUED and ITEM_BYTES[plan.problem.selection.dtype] == 2
     batch = 2 * BATCH if streamed and plan.stages % (2 * BATCH) == 0 and plan.stages > 2 * BATCH else BATCH

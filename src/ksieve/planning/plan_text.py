@@ -34,9 +34,8 @@ def encode_plan(plan: Plan) -> str:
 def decode_plan(text: str) -> Plan:
     """Read a plan back; equal texts give the same object.
 
-    The text may come from an untrusted file, and its numbers determine the addresses that kernels write. The plan is
-    therefore made again, from its problem and device and what a caller may force, and its numbers must be those of the
-    text.
+    The text may come from an untrusted file, and its numbers determine the addresses that kernels write. So the plan is
+    made again, from its problem, its device and what a caller may force. Its numbers must equal the text's.
 
     Raises `ArgumentError` if the text is no plan, or differs from the planner's result.
     """

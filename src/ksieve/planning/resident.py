@@ -89,10 +89,10 @@ def _fitted(
 ) -> tuple[tuple[Geometry, int], ...]:
     """Resident shapes of some families, narrowest first, with the bytes that each leaves for candidates.
 
-    They have fewer resident CTAs where a multiprocessor has less shared memory than the one they were measured on; also
-    for options (not `lean`) on another architecture, and for `positions`: in 64 registers, which suffice for what was
-    measured, ptxas would spill. A shape of many small CTAs that is for plain calls alone, of any number of rows, has
-    one CTA fewer for options, in whose registers threads of up to `MOST_EACH` scores do not spill: without it, no shape
+    They have fewer resident CTAs where a multiprocessor has less shared memory than the one they were measured on. So
+    they have for options (not `lean`) on another architecture, and for `positions`: ptxas would spill from 64
+    registers, which suffice for what was measured. A shape of many small CTAs for plain calls alone, of any number of
+    rows, has one CTA fewer for options. Its threads of up to `MOST_EACH` scores then do not spill. Without it, no shape
     may be left for these rows.
     """
 
@@ -140,8 +140,8 @@ def _possible(problem: Problem, device: DeviceInfo, known: Shapes, family: str, 
 
 
 def _grid_may_hold(problem: Problem, device: DeviceInfo, geometry: Geometry) -> bool:
-    """Whether CTAs of a grid may share the rows: slots have no order, ties no preference, the call waits for the one
-    before, and a cluster could store the candidates, since statistics are made there.
+    """Whether CTAs of a grid may share the rows. There is no order and no tie-break, and the call waits for the one
+    before. A cluster could store the candidates, since it makes statistics.
     """
     options = problem.options
     plain = options.order == "any" and not tied(problem) and not options.overlap

@@ -1,11 +1,10 @@
 """Launch shapes, splits and sampling strides of CUDA plans, by class of device, read from ``planning/data/*.json``.
 
 A file of a class says which devices it is for. What was measured on one of them is in a file for each dtype, in the
-format of ``ksieve tune`` (`ksieve.planning.tuned`); a class without such a file takes another class's numbers in
-proportion, and 16-bit scores without one take those of float32 scores (`Geometry.for_half`).
-An entry without a time gives its source: the decision record (``docs/decisions/``) or the committed result file
-(``benchmarks/results/``) that holds its measurement, relative to the repository root, or ``"not measured: "`` and what
-was reasoned instead.
+format of ``ksieve tune`` (`ksieve.planning.tuned`). A class without such a file takes another class's numbers in
+proportion. 16-bit scores without one take the numbers of float32 (`Geometry.for_half`). An entry without a time gives
+its source, relative to the repository root: a decision record (``docs/decisions/``) or a result file
+(``benchmarks/results/``) with its measurement. Otherwise it gives ``"not measured: "`` and the reasoning.
 """
 
 from __future__ import annotations
@@ -142,9 +141,9 @@ class Shapes:
     `strides`: dense ones first, of which the last that suits is taken.
 
     `dtype`: of the scores that all this is for. `derived_from`: the class whose entries the parts in `derived` (of
-    `MEASURED`) are. `spilled`, `spilled_with_options`: of another class's shapes, widths that are left out, for all
-    calls or for calls with options: compiled for devices of this class, ptxas spills registers (``make cubins``
-    compiles them).
+    `MEASURED`) are. `spilled`, `spilled_with_options`: widths of another class's shapes that are left out, for all
+    calls or for calls with options. For devices of this class ptxas spills registers there (``make cubins`` compiles
+    them).
     """
 
     name: str
@@ -201,8 +200,8 @@ class Shapes:
 def _scaled(known: Shapes, part: str, family: str, device: DeviceInfo) -> tuple[Geometry, ...]:
     """Shapes of a family in a part, with their row limits in proportion to the device's multiprocessors.
 
-    A limit says how many rows fill the device: with as many CTAs a row, a device of 78 multiprocessors is full
-    with 78/132 of the rows of one of 132. The source of a shape that was derived says so.
+    A limit says how many rows fill the device. A device of 78 multiprocessors is full with 78/132 of the rows that fill
+    one of 132. The source of a shape that was derived says so.
     """
     found: tuple[Geometry, ...] = getattr(known, part).get(family, ())
     count, measured = device.sm_count, known.measured_on(part)

@@ -1,8 +1,8 @@
 """Files of ``ksieve tune``: what it measured on a user's own GPU, and where the planner finds them.
 
 A file is of one device, one dtype and one version of ksieve. It is read once in a process. It is used as a whole, in
-place of what is shipped for the device's class (`ksieve.planning.shapes`), if its entries are those that were written,
-by their checksum, or not at all. Shipped files have the same format.
+place of what is shipped for the device's class (`ksieve.planning.shapes`), or not at all. The checksum of its entries
+has to agree. Shipped files have the same format.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Candidates:
         Columns of the whole rows.
     capacity : int, optional
         Slots of a row's list, more than k. Default: 2 k, and at least 4,096. On CUDA, for k up to 4,096 and without
-        blocks, `running` has lists of its own with 3 k slots, at least k + 2,048: those are the default, and up to so
-        many slots they are the lists of the candidates too, where a decided row's list stays as it is.
+        blocks, `running` has lists of its own with 3 k slots, at least k + 2,048. Those are the default. Up to so many
+        slots they are the lists of the candidates too, and a decided row's list stays as it is.
     share : int
         One column of so many is sampled.
     seed : int
@@ -60,10 +60,10 @@ class Candidates:
     -----
     Calls in order: `propose`; the producer; `certify`; if wanted, the producer and `certify` again, with the new
     cutoffs; ``running.push`` of tiles with ``lengths=left``, unless all of `left` is 0; ``running.finish``. Every call
-    has fixed shapes and reads nothing back, so that all of it can be captured in one CUDA graph. The guarantee
-    rests on the producer: each valid score that reaches the cutoff, and no other, is counted, and listed once with its
-    position; `left` are its lengths, since the list of a decided row may hold the answer and must stay as it is.
-    ``certify(check=True)`` finds lists that cannot be right.
+    has fixed shapes and reads nothing back, so that all of it can be captured in one CUDA graph. The guarantee rests on
+    the producer. It counts each valid score that reaches the cutoff, and no other, and lists it once with its position.
+    `left` are its lengths: a decided row's list may hold the answer and must stay as it is. ``certify(check=True)``
+    finds lists that cannot be right.
 
     Examples
     --------
@@ -149,8 +149,8 @@ class Candidates:
     def certify(self, *, check: bool = False) -> None:
         """Take over the answers of rows whose lists prove them; the others get a new cutoff.
 
-        `left` and `counts` of rows that are resolved become 0, and their cutoff one that no number reaches, so that a
-        second pass of the producer keeps nothing of them.
+        `left` and `counts` of resolved rows become 0, and their cutoff one that no number reaches. So a second pass of
+        the producer keeps nothing of them.
 
         Parameters
         ----------

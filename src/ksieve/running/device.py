@@ -17,8 +17,8 @@ MOST_SLOTS = keep.MOST_SLOTS
 class DeviceBest(Best):
     """The k best scores of each row so far, among scores that are not compared yet.
 
-    A push is one launch. Scores that a row's bound excludes are only read; the others are appended to the row's list,
-    which the kernel compacts to its k best, and so raises the bound, where it is full.
+    A push is one launch. Scores that a row's bound excludes are only read; the others are appended to the row's list.
+    The kernel compacts a full list to its k best, which raises the bound.
     """
 
     def _make_lists(self) -> None:

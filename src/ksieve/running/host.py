@@ -20,9 +20,9 @@ I64 = NDArray[np.int64]
 class HostBest(Best):
     """The k best scores of each row so far, and behind them scores that are not compared yet.
 
-    A score of a tile that is worse than the worst of the best is dropped, and another one is appended: late in a row
-    there are few. They are merged with the best when a row holds k of them. From a tile with many more than k of them
-    the best are selected first, as from the first tile of a row.
+    A score of a tile that is worse than the worst of the best is dropped. Another one is appended: late in a row there
+    are few. They are merged with the best when a row holds k of them. From a tile with many more than k of them the
+    best are selected first, as from the first tile of a row.
     """
 
     ROOM = 2

@@ -29,9 +29,9 @@ from ksieve.running.host import HostBest
 class Running:
     """Select the k best scores of rows that are produced tile by tile, exactly.
 
-    Memory is that of 4 k scores and positions for each row (6 k on the CPU; on CUDA at least 2,048 more than 2 k), for
-    rows of any width. On CUDA the lists are device memory, every call enqueues on the current stream and returns, and
-    nothing is copied to the host.
+    Rows of any width take memory for 4 k scores and positions each (6 k on the CPU; on CUDA at least 2 k + 2,048). On
+    CUDA the lists are device memory, every call enqueues on the current stream and returns, and nothing is copied to
+    the host.
 
     Parameters
     ----------
@@ -121,8 +121,8 @@ class Running:
     def _lists_of(self, device: Any, most: Any) -> type[Best]:
         """Return the kind of the lists for rows of up to `most` slots.
 
-        On CUDA a kernel takes scores in rows of up to `MOST_SLOTS`, for which it has shared memory; what it appends are
-        scores, and not blocks.
+        On CUDA a kernel takes scores in rows of up to `MOST_SLOTS`, for which it has shared memory. It appends scores,
+        not blocks.
         """
         if problem.parse_device(device).kind == "cpu":
             return HostBest

@@ -49,8 +49,8 @@ def keep(  # type: ignore[no-untyped-def]
         reaches = compared <= cutoff
     if NAN_FIRST:
         reaches = reaches | (compared != compared)
-    # Compared with 1, which changes nothing of it: otherwise Triton moves the comparison to another layout by itself,
-    # through shared memory, which took a tenth of a producer's time (docs/decisions/0042-lists-in-place.md).
+    # Compared with 1, which changes nothing of it. Otherwise Triton moves the comparison to another layout, through
+    # shared memory, which took a tenth of a producer's time (docs/decisions/0042-lists-in-place.md).
     kept = valid & (reaches == 1)
     slot = tl.atomic_add(tl.broadcast_to(counts_ptr + row, kept.shape), 1, mask=kept, sem="relaxed")
     fits = kept & (slot < capacity)

@@ -1,7 +1,7 @@
 """``ksieve tune``: time launch shapes, splits and sampling strides on this GPU, and write the winners for the planner.
 
-1. `questions` lists shapes of score matrices: widths of resident rows, and of rows that do not stay on chip, and row
-   counts from one to many times the device. `candidates` lists what may answer them.
+1. `questions` lists shapes of score matrices: widths of rows on chip and of longer ones, and row counts from one to
+   many times the device. `candidates` lists what may answer them.
 2. All kernels are compiled first, on all processors; those that spill registers are left out.
 3. `run` times the candidates of each question in one process, on the same inputs, and verifies their answers. Results
    are kept after each question, so that an interrupted run goes on where it stopped.
@@ -56,8 +56,8 @@ STRIDE_WAVES = (1, 4)
 
 SPLIT_WIDTHS = (65_536, 131_072, 262_144, 524_288, 1_048_576, 2_097_152)
 SPLIT_SHAPES_AT = (262_144, 1_048_576)
-"""Widths of rows that CTAs share, and at which of them other launch shapes are tried; rows are the most
-and the fewest that 2 to 64 CTAs each are for (`split_rows`)."""
+"""Widths of rows that CTAs share, and at which of them other launch shapes are tried. Rows are the most and the fewest
+for 2 to 64 CTAs each (`split_rows`)."""
 
 OVERFLOW = (0, 1, 2, 4, 5, 6, 8, 10)
 """Vectors outside the ring that are tried, fewest first."""
@@ -275,9 +275,9 @@ def run(
 ) -> None:
     """Measure the questions that `done` does not answer yet.
 
-    `options`: from `prepare`. `done`: results by `name_of`, completed in place: ``us`` of each exact candidate, among
-    them the planner's own choice if it is a resident shape, and ``choice``, the time of that choice. `end`: time of
-    ``time.monotonic`` from which no further question is begun. `keep`: called after each question.
+    `options`: from `prepare`. `done`: results by `name_of`, completed in place: ``us`` of each exact candidate, with
+    the planner's own choice if it is a resident shape, and ``choice``, its time. `end`: time of ``time.monotonic`` from
+    which no further question is begun. `keep`: called after each question.
     """
     device = tasks.require_device()
     for number, (shape, variants) in enumerate(options.items()):

@@ -1,8 +1,8 @@
 """Honest timing: CUDA-graph replays of all contenders in one process, in rotated rounds, on cold inputs.
 
-A contender is one call per input set. Its graph holds a call for every set in turn, so that host and launch costs
-stay outside the clock and no call finds its input in L2: either the sets together exceed twice the L2, or a read of
-other memory empties it before every replay. Rounds start with another contender each time.
+A contender is one call per input set. Its graph holds a call for every set in turn, so that host and launch costs stay
+outside the clock. No call finds its input in L2. Either the sets together exceed twice the L2, or a read of other
+memory empties it before every replay. Rounds start with another contender each time.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ The structures are those of ``xla/ffi/api/c_api.h``, which JAX ships (``jax.ffi.
 XLA only appends to them.
 
 XLA calls a handler with a C function pointer and reads the error that it returns. A ctypes callback alone is no such
-function: Python delivers a signal, such as an interrupt, in front of the callback's first instruction, where no
-``except`` clause can catch it, and ctypes then returns an undefined pointer, which XLA would follow. A few
-instructions, made by llvmlite, therefore stand between XLA and Python: without a mark that Python reached its end, they
-return an error.
+function. Python delivers a signal, such as an interrupt, before the callback's first instruction, where no ``except``
+clause can catch it. ctypes then returns an undefined pointer, which XLA would follow. A few instructions, made by
+llvmlite, therefore stand between XLA and Python: without a mark that Python reached its end, they return an error.
 """
 
 from __future__ import annotations

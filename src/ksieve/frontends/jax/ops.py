@@ -4,8 +4,8 @@ Import this module to register the custom call ``ksieve_topk`` for CPU and CUDA;
 argument is traced. ``import ksieve`` does not import JAX.
 
 A traced call is checked like any other, on stand-ins that have the shapes and dtypes of its arrays, and becomes one
-custom call. XLA calls its handler (`ksieve.frontends.jax.ffi`) with the arrays' memory, and the handler calls
-`ksieve.dispatch.select`: on the CPU with NumPy views; on CUDA with device arrays that name XLA's stream. Kernels are
+custom call. XLA calls its handler (`ksieve.frontends.jax.ffi`) with the arrays' memory. The handler calls
+`ksieve.dispatch.select`, on the CPU with NumPy views, on CUDA with device arrays that name XLA's stream. Kernels are
 enqueued there, and the host does not wait.
 """
 

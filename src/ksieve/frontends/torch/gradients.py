@@ -2,7 +2,7 @@
 
 The positions are selected without a gradient, and the values are gathered from the scores there by PyTorch's own
 operators. So one expression serves eager calls, ``torch.compile`` and ``torch.func``, backward, forward and to any
-order: the gradient of a value belongs to the score that was selected, and unused slots have none.
+order. The gradient of a value belongs to the score that was selected; unused slots have none.
 
 Only calls that need a gradient do so; the others return the values that the kernels write. Importing this module
 imports PyTorch.

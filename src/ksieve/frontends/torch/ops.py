@@ -16,7 +16,7 @@ Operators
     batch becomes further rows of one selection where it can.
 
 All of them run on CPU and CUDA and have fake kernels. On CUDA every call allocates its workspace from PyTorch in stream
-order, unless the caller passes one, and never from ksieve's own cache: in a CUDA graph the memory must belong to the
+order, unless the caller passes one. ksieve's own cache is not used: in a CUDA graph the memory must belong to the
 graph.
 """
 
@@ -42,7 +42,7 @@ from ksieve.planning.plan import Plan
 from ksieve.planning.plan_text import decode_plan, encode_plan
 
 Facts = tuple[str, tuple[str, ...], int, int]
-"""Dtype of indices, names of the outputs, the columns of an entry, and further ones: constants of a traced program,
+"""Dtype of indices, names of the outputs, columns of an entry and further ones. They are constants of a traced program,
 whose k may be a symbol."""
 
 _MATRICES = {option.name for option in TABLE if option.shape in ("table", "scores", "parts", "slots")}
