@@ -1,13 +1,12 @@
 """The oracle: a judge of every answer of a selection, by NumPy or by PyTorch operations where the arrays are.
 
 It shares no code with the library. Scores become order-preserving integers, blocks their maxima, and a stable sort of
-whole rows says which entries are the best. An answer is read slot by slot, so that every right one passes: entries in
-any order where none is asked for, and any of equal ones without a tie-break. Nothing has a tolerance.
+whole rows says which entries are the best. An answer is read slot by slot, so that every right one passes. Without an
+order, entries may have any; without a tie-break, ties may fall either way. Nothing has a tolerance.
 
-A *call* is a dict of options of `ksieve.select`, fields of groups by their own names; ``ks`` stands for an array k, and
-``live`` for ``num_rows``.
-An *answer* is a dict of arrays: ``indices``, and where there are any ``values``, ``raw`` and ``counts``. What is None
-counts as absent, in both.
+A *call* is a dict of options of `ksieve.select`, fields of groups by their own names. ``ks`` stands for an array k, and
+``live`` for ``num_rows``. An *answer* is a dict of arrays: ``indices``, and where there are any ``values``, ``raw`` and
+``counts``. What is None counts as absent, in both.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ formula ``E[R_eq] = 1 + 1/s + p_band + 2 p_exact``, where R_eq is scores read fr
 With P segments per row each rereads the view, so 1/s becomes P/s. The CPU backend recovers with one scan instead of
 two, because it guesses a cutoff (`ksieve.model.guess`): 2 p_exact becomes p_exact.
 
-The formula holds row by row for every sampled route, so the mean over rows must equal the prediction made from
-the measured p_band and p_exact, but for two terms that `Traffic` reports apart: a view holds a whole number of
-scores (`rounding`), and a frontier beyond a backend's candidate storage is scanned again (`rescans`).
+The formula holds row by row for every sampled route. So the mean over rows must equal the prediction from the measured
+p_band and p_exact, but for two terms in `Traffic`. A view holds a whole number of scores (`rounding`), and a frontier
+beyond a backend's candidate storage is scanned again (`rescans`).
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Traffic:
     attempted the rescue band, and that ended in exact coarse recovery. `predicted`: ``1 + P/s + p_band + 2 p_exact``,
     or on the CPU ``1 + 1/s + p_band + p_exact``, in row scans. `realised`: mean over rows of scores read over valid
     length, rescans included. `rounding`: mean of view size over valid length, less P/s. `rescans`: mean complete
-    traversals per row caused by frontiers beyond the candidate storage, or on the CPU by guesses that admitted too few
-    and by tie-breaks. `mismatched`: rows, of any route, whose reads are not those of its route plus 0 to 3 rescans,
-    or 4 of rows cut into segments.
+    traversals per row for frontiers beyond the candidate storage, or on the CPU for tie-breaks and guesses that
+    admitted too few. `mismatched`: rows, of any route, whose reads are not those of its route plus 0 to 3 rescans, or 4
+    of rows cut into segments.
     """
 
     rows: int

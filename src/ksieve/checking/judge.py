@@ -1,8 +1,8 @@
 """The judge of `ksieve.verify`: reads blocks of rows in order, and decides each row by counting.
 
-For a row with its own k and L scores in its window, the answer must hold ``min(L, k)`` distinct positions of the
-window, then the sentinel. It is exact if and only if no unselected valid score is better than the worst selected one,
-which two counts decide:
+For a row with its own k and a window of L scores, the answer holds ``min(L, k)`` distinct positions of the window, then
+the sentinel. It is exact if and only if no unselected valid score is better than the worst selected one, which two
+counts decide:
 
     valid scores better than the worst selected  ==  selected scores better than the worst selected
 

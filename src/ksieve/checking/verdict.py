@@ -65,9 +65,9 @@ class Finding:
         Row number, in C order over all leading dimensions, and the number of its valid scores.
     reason : Reason
     slots : tuple of int
-        Columns of the index array at fault: both copies of a duplicate, the misplaced sentinel, the first
-        empty slot, the slot of the worst selected score, the first slot from the row's k on, the selected tie, the two
-        neighbours that are not in order; none of a count.
+        Columns of the index array at fault; none of a count. A duplicate has both copies, and a wrong order two
+        neighbours. Others have one: the misplaced sentinel, the first empty slot, the worst selected score, the first
+        slot from the row's k on, the selected tie.
     positions : tuple of int
         Contents of those slots.
     worst : tuple of (int, float) or None

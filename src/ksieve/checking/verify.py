@@ -56,8 +56,8 @@ def verify(
     scores : array, shape (..., width), or source
         float32, float16 or bfloat16 (a NumPy uint16 array is read as bfloat16 bits) of NumPy, PyTorch, CuPy or JAX.
         Rows run along the last dimension; the *leading shape* is that of all others, which must be one row pitch apart:
-        no scores are copied. Or a source such as a capture, which is never in memory as a whole: an object with
-        ``rows``, ``width`` and ``rows_block(begin, end)``, whose blocks are arrays of shape (rows, width).
+        no scores are copied. Or a source such as a capture, never in memory as a whole: it has ``rows``, ``width`` and
+        ``rows_block(begin, end)``, which gives (rows, width) arrays.
     lengths : array of integers, of the leading shape, optional
         Number of valid scores of each row, clamped to [0, width]. Default: the lengths of the source, else full rows.
     indices : array of int32 or int64, of the leading shape and k

@@ -52,11 +52,10 @@ class Blocks(NamedTuple):
 class Entries(NamedTuple):
     """Entries of each row.
 
-    `scores`: ndarray of the scores' dtype, shape (rows, width). Of int64, shape (rows,): `begin`, `total`, column of
-    the first entry, and the number of entries; `number`, that of the first entry, which the others follow; `low`,
-    `high`, bounds of the positions that are written; `tail`, first position of the tail, which ends at `high`; not used
-    without one. `places` (ndarray of int32, shape (rows, width), or None): the numbers, in place of `number`
-    (`ksieve.model.gathering`).
+    `scores`: ndarray of the scores' dtype, shape (rows, width). Of int64, shape (rows,). `begin`, `total`: column of
+    the first entry, and the number of entries. `number`: the first entry's; the others follow. `low`, `high`: bounds of
+    the positions that are written. `tail`: first position of the tail, if any, which ends at `high`. `places` (ndarray
+    of int32, shape (rows, width), or None): the numbers, in place of `number` (`ksieve.model.gathering`).
     """
 
     scores: NDArray[Any]

@@ -1,8 +1,8 @@
 """Sampling policies: how a row's boundary is proposed. Data, read by the model and by every backend.
 
 A policy changes the amount of work, never the exactness. The complete scan certifies every proposal (lemma "Validated
-Top-K Containment" of the paper: Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse
-Attention", Tencent).
+Top-K Containment" in: Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse Attention",
+Tencent).
 """
 
 from __future__ import annotations

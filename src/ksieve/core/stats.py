@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 
 class Route(IntEnum):
-    """Route of a row through the algorithm (table "Score-row traffic" of the paper: Siran Liu et al., "Sample-Guided
-    Exact Top-K Selection for Long-Context Sparse Attention", Tencent).
+    """Route of a row through the algorithm (table "Score-row traffic" in: Siran Liu et al., "Sample-Guided Exact Top-K
+    Selection for Long-Context Sparse Attention", Tencent).
     """
 
     SHORT = 0

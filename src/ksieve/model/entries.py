@@ -20,10 +20,10 @@ def arrange(
 ) -> tuple[I64, I64]:
     """Return the slots of every row, and the entry of each slot.
 
-    `chosen` (ndarray of int32, shape (rows, k)): the selected entries among those that are not forced, counted from the
-    first of these, in the wanted order. Unused slots hold -1, and may stand anywhere. `columns`: `Options.columns`.
-    Returns `slots`: numbers of entries, or with `expand` positions; -1 in unused slots. Returns `sources`: entry of
-    each slot, counted from the row's first one; -1 in slots of the tail and in unused ones.
+    `chosen` (ndarray of int32, shape (rows, k)): the selected entries that are not forced, counted from the first such
+    entry, in the wanted order. Unused slots hold -1, and may stand anywhere. `columns`: `Options.columns`. Returns
+    `slots`: numbers of entries, or with `expand` positions; -1 in unused slots. Returns `sources`: entry of each slot,
+    counted from the row's first one; -1 in slots of the tail and in unused ones.
     """
     rows = chosen.shape[0]
     slots, sources = np.full((rows, columns), -1, np.int64), np.full((rows, columns), -1, np.int64)

@@ -45,8 +45,8 @@ def choose(
     CTAs per row, of the CUDA family "stream_split" only. `kept`: whether the workspace is kept between calls, so that
     it is zeroed once, as one from `Plan.workspace` is. If not, as in a captured graph, every call may have to zero it.
 
-    Raises `ArgumentError` if the forced family does not exist on the device or cannot run the shape, or a fact of the
-    device is out of range.
+    Raises `ArgumentError` if the device has no such family, the family cannot run the shape, or a device fact is out of
+    range.
     """
     device = check_device(device)
     if device.kind == "cpu":

@@ -18,9 +18,8 @@ template <typename Score> struct Candidates {
 
 // Appends a score to the list of its row if it reaches the row's cutoff. Call it for valid positions alone, each once;
 // any threads of a warp may call it together, for any rows. The score is compared as it is stored. NaN reaches a cutoff
-// only where it is the best of all scores (`nan_first`: the largest are wanted, with nan="highest"): counted among the
-// others it would stand for a number that is missing. One atomic addition serves all threads that keep a score of one
-// row at once.
+// only where it is the best of all scores (`nan_first`: the largest, with nan="highest"). Elsewhere it would stand for
+// a missing number. One atomic addition serves all threads that keep a score of one row at once.
 template <typename Score>
 __device__ __forceinline__ void keep(const Candidates<Score>& into, int row, Score score, int position,
                                      bool largest = true, bool nan_first = false) {

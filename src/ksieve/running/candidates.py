@@ -58,10 +58,10 @@ class Candidates:
 
     Notes
     -----
-    Calls in order: `propose`; the producer; `certify`; if wanted, the producer and `certify` again, with the new
-    cutoffs; ``running.push`` of tiles with ``lengths=left``, unless all of `left` is 0; ``running.finish``. Every call
-    has fixed shapes and reads nothing back, so that all of it can be captured in one CUDA graph. The guarantee rests on
-    the producer. It counts each valid score that reaches the cutoff, and no other, and lists it once with its position.
+    Calls in order: `propose`; the producer; `certify`; ``running.push`` of tiles with ``lengths=left``, unless all of
+    `left` is 0; ``running.finish``. The producer and `certify` may come again, with the new cutoffs. Every call has
+    fixed shapes and reads nothing back, so that all of it can be captured in one CUDA graph. The guarantee rests on the
+    producer. It counts each valid score that reaches the cutoff, and no other, and lists it once with its position.
     `left` are its lengths: a decided row's list may hold the answer and must stay as it is. ``certify(check=True)``
     finds lists that cannot be right.
 

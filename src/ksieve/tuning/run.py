@@ -275,9 +275,9 @@ def run(
 ) -> None:
     """Measure the questions that `done` does not answer yet.
 
-    `options`: from `prepare`. `done`: results by `name_of`, completed in place: ``us`` of each exact candidate, with
-    the planner's own choice if it is a resident shape, and ``choice``, its time. `end`: time of ``time.monotonic`` from
-    which no further question is begun. `keep`: called after each question.
+    `options`: from `prepare`. `done`: results by `name_of`, completed in place: ``us`` of each exact candidate, and
+    ``choice``, the time of the planner's choice. A resident choice is a candidate too. `end`: time of
+    ``time.monotonic`` from which no further question is begun. `keep`: called after each question.
     """
     device = tasks.require_device()
     for number, (shape, variants) in enumerate(options.items()):

@@ -2,8 +2,8 @@
 
 Families of `ksieve_lab.workloads` are made on the host, a few rows that come again and again. Those that aim at a
 policy are made on the device, row by row: what a view samples goes by the row. They have the period of the policy's
-view (`stride_*`), whether that is regular or jittered, or are made against the very positions that it samples
-(`view_*`), which are periodic too where it is regular.
+view (`stride_*`), regular or jittered, or are made against the positions that it samples (`view_*`). A regular view
+samples periodic positions too.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ FAMILIES = (
 def fill(name: str, matrix: Any, lengths: Any, k: int, policy: SamplingPolicy | None, seed: int = 0) -> None:
     """Fill a float32 matrix with a family of `FAMILIES`.
 
-    Families with a boundary of their own put it at rank `k`; others aim at the period or the sampled positions of
-    `policy`, without one of `LINES_64`.
+    Families with a boundary of their own put it at rank `k`. Others aim at the period or the sampled positions of
+    `policy`, by default `LINES_64`.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """Rows of many kinds of calls with blocks, pools, forced entries, tails and candidates, selected and verified.
 
 Each kind is a call of a model, or options that none of them has. Rows are of every family in turn, made on the host in
-small numbers and varied where they are selected from; all are judged there (`ksieve_lab.oracle`), and the first ones
-of each batch by `ksieve.verify` too.
+small numbers, and varied on the device that selects. All are judged there (`ksieve_lab.oracle`), and the first ones of
+each batch by `ksieve.verify` too.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def verify_rows(
     Returns
     -------
     dict
-        "rows", "failed" and "exact"; rows by "kinds", "dtypes" and "families"; "by_verify", how many of the rows
-        `ksieve.verify` judged too; "wrong", the first of those that failed, with the reasons.
+        "rows", "failed" and "exact"; rows by "kinds", "dtypes" and "families". "by_verify": how many rows
+        `ksieve.verify` judged too. "wrong": the first failed rows, with the reasons.
     """
     listed, wrong = list(batches(count)), list[dict[str, Any]]()
     where = where or (device if isinstance(device, str) else device.kind)

@@ -80,8 +80,8 @@ def measure(settings: Settings, live: Live) -> Facts:
     """Measure calls, their parts, and the same results from PyTorch operations, in rotated rounds.
 
     On CUDA each contender is a CUDA graph, and inputs are not in L2; on the CPU the plain read is ``amax``. A payload
-    has of every case: the times of all contenders and whether their answers were exact; ``of_floor``, the plain read
-    over them; ``of_parts``, our time over that of selection and write; ``times_faster``, the time of each contender
+    has for every case the times of all contenders and whether their answers were exact. ``of_floor`` is the plain read
+    over these times. ``of_parts`` is our time over selection and write. ``times_faster`` is the time of each contender
     around a selector over ours.
     """
     return gpu.by_case(

@@ -1,8 +1,8 @@
 """Score production and selection in one CUDA graph, over the terminal scheduler step of long requests.
 
 The step's invocations run in order, as a framework issues them, into one score buffer of the framework's budget. A
-chain and its score production alone, which stores the matrix, are timed; the difference is the selection's share, below
-zero where a way without the matrix takes less. Both are graphs of the same process, replayed in rotated rounds.
+chain is timed, and its score production alone, which stores the matrix. The difference is the selection's share. It is
+below zero where a way without the matrix takes less. Both are graphs of the same process, replayed in rotated rounds.
 Afterwards the scores of every invocation are produced once more and its answer is verified against them: production is
 deterministic.
 """
@@ -60,7 +60,7 @@ class Selector:
 
     `parts`: of each stage, selects from its scores, and verifies the answer while they are in the buffer. `masked`: it
     needs -inf past every length. `whole`: in place of `parts`, produces the scores of all stages and selects from them,
-    without the matrix; `bytes` is its memory beside factors and answers.
+    without the matrix. `bytes`: its memory besides factors and answers.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Rows made to cost the CPU backend as much as possible, found by climbing.
 
 A row is changed at random, and the change is kept when it raises the work that the kernels count
-(`ksieve.backends.cpu.runner.row_work`). Changes are aimed: at the policy's view, whose hash is public, at the guess of
-one known seed, at the storage of candidates, which sorted scores and plateaus fill again and again. Each row is judged
-under seeds that the search does not know.
+(`ksieve.backends.cpu.runner.row_work`). Changes aim at the policy's view, whose hash is public, and at the guess of one
+known seed. They also aim at the storage of candidates, which sorted scores and plateaus fill again and again. Each row
+is judged under seeds that the search does not know.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class Call:
     """How an operator is called.
 
     `takes`: arguments behind the scores, each a name of `VALUES` or a number. The engine's own operator takes scores of
-    `dtypes`, a k of `ks` (empty: any), and no more than `most_k`, to which a larger k is clamped, `most_rows` and
-    `most_width`. `whole`: it takes no lengths. `expand`: columns of an entry that is selected.
+    `dtypes`, a k of `ks` (empty: any), and at most `most_rows` and `most_width`. It clamps k to `most_k`. `whole`: it
+    takes no lengths. `expand`: columns of an entry that is selected.
     """
 
     takes: Mapping[str, Any]

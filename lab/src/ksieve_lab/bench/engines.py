@@ -139,9 +139,9 @@ def measure(settings: Settings, live: Live) -> Facts:
     """Time operators before and after, and what a call costs the host.
 
     A payload has ``shapes``: every case with the times of both, whether their answers were exact, and the engine's time
-    over that of ksieve; ``host``: microseconds of a call by operator; and ``lost``: the call that lost the GPU context,
-    whose it was, and its error; nothing was measured after it. Raises `BackendError` without PyTorch or a GPU, or when
-    a first call has lost the GPU context.
+    over ksieve's. ``host``: microseconds of a call by operator. ``lost``: the call that lost the GPU context, its owner
+    and its error; nothing was measured after it. Raises `BackendError` without PyTorch or a GPU, or when a first call
+    has lost the GPU context.
     """
     device, fill = tasks.require_device(), scores.source_of(settings.scores)
     engines, k = settings.peers or list(engine_switch.ENGINES), settings.k

@@ -51,8 +51,8 @@ FIRSTS = (
     First("sglang.topk", *DECODE),
     First("flashinfer.top_k_page_table_transform", *DECODE),
 )
-"""Main calls of the adapters. The kernels of an engine are built up to the largest of its calls, and their number
-grows fast with rows: so that the builds take a minute of 16 processors, rows of a prefill are vLLM's alone."""
+"""Main calls of the adapters. The kernels of an engine are built up to its largest call, and their number grows fast
+with rows. Only vLLM has rows of a prefill, so that the builds take a minute of 16 processors."""
 
 
 def _said(*arguments: str, **settings: Any) -> Facts:
@@ -73,10 +73,10 @@ def cases(settings: Settings) -> list[First]:
 def measure(settings: Settings, live: Live) -> Facts:
     """Measure calls in fresh processes, one at a time; the kernels are built in between, for a cache and a bundle.
 
-    The payload is saved whenever more is known, so that an interruption costs the rest. It has ``calls``: of each, by
-    state of the cache, the seconds of the first and of a second call until the answer is there, and the kernels
-    compiled; and ``builds``: seconds and kernels of each engine's build, which fills the cache and the bundle. A
-    process that fails leaves its ``error``.
+    The payload is saved whenever more is known, so that an interruption costs the rest. ``calls``: by state of the
+    cache, the seconds of a first and a second call until the answer is there, and the kernels compiled. ``builds``:
+    seconds and kernels of each engine's build, which fills the cache and the bundle. A process that fails leaves its
+    ``error``.
     """
     tasks.require_device()
     firsts, done = cases(settings), itertools.count(1)

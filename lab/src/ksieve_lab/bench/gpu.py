@@ -183,8 +183,8 @@ def timed(
 ) -> tuple[Facts, dict[str, Facts]]:  # fmt: skip
     """Time plain reads and contenders in rotated rounds.
 
-    Returns the time of the fastest read, and which it was; and of every contender its times, whether its answers were
-    exact, and the fastest read over its median.
+    Returns the fastest read and its time. Of every contender it returns the times, whether its answers were exact, and
+    the fastest read over its median.
     """
     times = (clock or timing.measure)([*reads, *contenders], sets, read_bytes, rounds=rounds)
     own, others = times[: len(reads)], times[len(reads) :]
@@ -308,8 +308,8 @@ def total(results: Sequence[Mapping[str, Any]]) -> Facts:
     """Sum a trace.
 
     Returns ``floor_us``, the sum of each invocation's fastest plain read, and per selector ``total_us`` and
-    ``of_floor``, or no sum of one that failed or was inexact anywhere. Nothing is summed of a trace with an invocation
-    that did not fit.
+    ``of_floor``. A selector that failed or was inexact anywhere has none. Nothing is summed of a trace with an
+    invocation that did not fit.
     """
     if any("skipped" in result for result in results):
         return {"skipped": sum("skipped" in result for result in results)}

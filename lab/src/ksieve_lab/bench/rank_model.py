@@ -40,7 +40,7 @@ def predict(worlds: Sequence[int], measured: Sequence[Mapping[str, Any]]) -> Fac
 
     `measured` are payloads of `ksieve_lab.bench.ranks.measure` on GPUs, and `ArgumentError` says if they are of fewer
     than two numbers of ranks. The payload has microseconds, as the measured files: of the shard alone, and what is
-    added to it; and the rate of each GPU as a share of one GPU's that has whole rows.
+    added to it. Each GPU's rate is a share of a GPU's with whole rows.
     """
     link = LINKS[LINK]
     found = [p for p in measured if p["settings"]["device"] == "cuda" and p["results"]["shapes"]]

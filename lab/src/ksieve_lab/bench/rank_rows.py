@@ -1,7 +1,7 @@
 """Verified rows of `ksieve bench ranks`: answers for rows of many kinds, and of replays of CUDA graphs.
 
-Every rank draws the same whole rows. The first judges whole answers by `ksieve.verify`, on the device where the rows
-lie, which counts scores and uses none of the kernels; every rank judges what it owns of an answer.
+Every rank draws the same whole rows. The first judges whole answers by `ksieve.verify` on the rows' device, which
+counts scores and uses none of the kernels. Every rank judges its own part of an answer.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ class Bench:
 
     `shapes` to `seed` are defaults of options, as a user would write them; None: the bench has no use for the option.
     `reader` reads ``--shapes``, `source` refuses ``--scores`` that the bench cannot make, `several` says that
-    ``--dtype`` may be a list, and `others` reads ``--peers``: names of other libraries, None for all, and plans of our
-    own. `torch_rounds`: timed rounds of ``torch.topk``, which is slow; 0 times it only where it is asked for by name.
-    `fixed`: what else the bench has decided.
+    ``--dtype`` may be a list, and `others` reads ``--peers``. These are names of other libraries, None for all, and
+    plans of our own. `torch_rounds`: timed rounds of ``torch.topk``, which is slow; 0 times it only where it is asked
+    for by name. `fixed`: what else the bench has decided.
     """
 
     name: str

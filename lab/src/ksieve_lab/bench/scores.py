@@ -87,8 +87,8 @@ class Factors:
     """Scores computed from an indexer's stored factors: ``key_scale * sum_j w_j * max(0, q_j . key)``.
 
     A row of the matrix is a query of the file, against its last keys. What the file is too small for is made of the
-    same factors: further rows pair a query with another one's weights, and columns past the last key start over at the
-    first one with another query, so that no score comes twice in a row.
+    same factors. Further rows pair a query with another one's weights. Columns past the last key start over at the
+    first one with another query, so no score comes twice in a row.
     """
 
     TERMS = 1 << 28

@@ -61,8 +61,8 @@ SHAPES: dict[str, tuple[tuple[tuple[int, int], ...], str]] = {
     "worst": (WORST, "causal"),
     "served": (SERVED, "causal"),
 }
-"""Named shape lists, each with the lengths it is measured with: the paper's operator matrix, decode batches, rows
-from just above the usual k to 64K, rows and widths at and between those that ``ksieve tune`` measures, and a few."""
+"""Named shape lists, each with its lengths: the paper's operator matrix, decode batches, rows from just above the usual
+k to 64K, and a few. One list has rows and widths at and between what ``ksieve tune`` measures."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The five steps of a call with blocks or pools by PyTorch operations around a selector.
 
-What frameworks write by hand, in the cheapest form known here: the scores are read once, masks touch one block of a row
-where they can, forced entries are appended in place of being ranked, and no step sorts or counts slots.
+What frameworks write by hand, in the cheapest form known here. The scores are read once, masks touch one block of a row
+where they can, forced entries are appended, not ranked. No step sorts or counts slots.
 """
 
 from __future__ import annotations

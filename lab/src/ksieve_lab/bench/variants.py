@@ -17,9 +17,9 @@ from ksieve.tuning.variants import Variant
 def plans_of(text: str) -> list[Variant]:
     """Plans of a JSON list.
 
-    An object of the list may hold ``name``, ``family``, ``policy`` (a name, or an object of `SamplingPolicy` fields),
-    ``threads``, ``ctas_per_sm`` and ``resident_width`` (storage is derived anew), ``tuned`` (a file of `ksieve tune`
-    that it is planned with), and any other number of a `Plan`.
+    An object of the list may hold ``name``, ``family``, ``threads``, ``ctas_per_sm``, ``resident_width``, and any other
+    number of a `Plan`. Storage is derived anew. ``policy`` is a name, or an object of `SamplingPolicy` fields.
+    ``tuned`` is a file of `ksieve tune` to plan with.
 
     Raises `ArgumentError` if the text is no JSON, or names an unknown family, policy or field.
     """

@@ -61,8 +61,8 @@ class Capture(ScoreFile):
     ArgumentError
         If `path` is no path.
     FileFormatError
-        The message names the file and the fault: absent, no complete safetensors file, not a capture, or a tensor of a
-        dtype or shape that the format does not take.
+        The message names the file and the fault: absent, no complete safetensors file, not a capture, or a tensor's
+        wrong dtype or shape.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -1,11 +1,11 @@
 """`ksieve_lab.record`: the scores of live `ksieve.topk` calls, written as a capture that every other tool reads.
 
-The valid scores of each row are appended to an unnamed file in the target's folder; at the end of the recording they
-become one capture, as wide as its widest row. Memory is bounded by one block of rows, disk by twice `max_bytes`.
+The valid scores of each row are appended to an unnamed file in the target's folder. At the end they become one capture,
+as wide as its widest row. Memory is bounded by one block of rows, disk by twice `max_bytes`.
 
 A recording does not change the calls that it observes. The target and the metadata are checked when the recorder is
-made and entered. If a call cannot be recorded (disk full, out of memory), one warning is issued, the recording stops,
-and the calls recorded completely before it are written when the block ends.
+made and entered. If a call cannot be recorded (disk full, out of memory), one warning is issued and the recording
+stops. The complete calls before it are written when the block ends.
 """
 
 from __future__ import annotations
@@ -263,8 +263,8 @@ def record(
     """Record the scores of every `ksieve.topk` call inside a ``with`` block into a capture.
 
     Results do not change. If a call cannot be recorded (disk full, out of memory), it runs all the same, one warning is
-    issued, and the recording stops. During a recording the calls of every thread are recorded, each call first copies
-    its rows to the host, which waits for the stream, and the fast path of repeated calls is off: do not measure times.
+    issued, and the recording stops. A recording has the calls of every thread. Each call first copies its rows to the
+    host, which waits for the stream. The fast path of repeated calls is off: do not measure times.
 
     Parameters
     ----------
@@ -298,10 +298,9 @@ def record(
     Notes
     -----
     The metadata entry ``calls`` lists rows, width and k of every recorded call in order; ``ksieve replay`` follows it.
-    Of a row with a window, only the scores inside the window are recorded. Calls with `gathered` are not recorded;
-    the k of calls with blocks counts these. If the block ends with an exception, the calls recorded before it
-    are written. If the disk has no room for the capture at the end, a warning is issued, and an existing file at `path`
-    stays as it was.
+    Of a row with a window, only the scores inside the window are recorded. Calls with `gathered` are not recorded; the
+    k of calls with blocks counts these. If the block ends with an exception, the calls recorded before it are written.
+    If the disk has no room for the capture at the end, a warning says so, and an existing file stays as it was.
 
     Examples
     --------

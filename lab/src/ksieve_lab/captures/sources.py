@@ -1,7 +1,7 @@
 """Arrays in files of NumPy, PyTorch and safetensors; `ksieve_lab.captures.importers` copies them.
 
-An array is a map of its file, so that it may be larger than memory; a member of a `.npz` is one of a temporary file.
-No code in a file is executed; a damaged or malicious file raises `FileFormatError`.
+An array maps its file, so that it may be larger than memory. A member of a `.npz` maps a temporary file. No code in a
+file is executed; a damaged or malicious file raises `FileFormatError`.
 """
 
 from __future__ import annotations

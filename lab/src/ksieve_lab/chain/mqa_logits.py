@@ -3,10 +3,10 @@
     score[t, s] = key_scale[s] * sum over heads h of weight[t, h] * max(0, q[t, h, :] . k[s, :])
 
 One program owns a few queries and a stretch of keys. Its queries, all heads of them, stay in shared memory; key tiles
-stream past. Keys are the rows and (query, head) pairs the columns of each matrix product, so that the sum over heads
-runs along a row: on tensor cores a row's columns lie in four lanes of one warp, and the sum costs two shuffles.
-Tiles past the last key that any of the program's queries may see are skipped; scores past a query's own length are
-not written. (Same orientation as DeepGEMM's fp8_mqa_logits, described in its sources; nothing is taken from it.)
+stream past. Keys are the rows and (query, head) pairs the columns of each matrix product, so the sum over heads runs
+along a row. On tensor cores a row's columns lie in four lanes of one warp, and the sum costs two shuffles. Tiles past
+the last key that any of the program's queries may see are skipped; scores past a query's own length are not written.
+(Same orientation as DeepGEMM's fp8_mqa_logits, described in its sources; nothing is taken from it.)
 
 Triton is imported when this module is; nothing else in ksieve imports it.
 """
@@ -95,8 +95,8 @@ class Tile:
 
 
 TILE = Tile()
-"""Default launch shape of the kernel. At 64 heads of 128 dimensions four programs fit a multiprocessor of
-an H100 or H200, so that one's head sums run while another's products do."""
+"""Default launch shape of the kernel. At 64 heads of 128 dimensions, four programs fit an H100's multiprocessor: the
+head sums of one run during the products of another."""
 
 KEPT_TILE = Tile(stretch=16_384)
 """Shape of a launch that keeps candidates: in a second pass few rows are left, and one program each would be slow."""

@@ -4,9 +4,9 @@ All of them compute, for query t and key s that it sees,
 
     score[t, s] = key_scale[s] * sum over heads h of weight[t, h] * max(0, q[t, h, :] . k[s, :])
 
-with q and k in fp8 (e4m3). `ksieve_lab.captures.factors` states the same formula in float64; tensor cores add in an
-order and a width of their own, so scores agree with it closely, not bit for bit. A selection is exact for the scores
-that were produced.
+with q and k in fp8 (e4m3). `ksieve_lab.captures.factors` states the same formula in float64. Tensor cores add in an
+order and a width of their own, so scores agree closely, not bit for bit. A selection is exact for the scores that were
+produced.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ REACH = 0.04
 
 PULL = 0.25
 LEAN = 0.1
-"""How much of a common direction the keys at the very ends and the queries hold, in units of their own spread: gives
-the first and last decile of long rows 53 to 74 % of their best 0.8 %, as in published captures."""
+"""How much of a common direction the keys at the very ends and the queries hold, in units of their own spread. The
+first and last decile of long rows then have 53 to 74 % of their best 0.8 %, as in published captures."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """One renderer of figures: a `Figure` says what is drawn where, `render` draws it, `save` writes PNG and SVG.
 
-A PNG is a solid light card with dark ink. An SVG is the same card, and holds a style sheet that gives its colours dark
-values where the reader prefers a dark page; viewers without style sheets show the light ones.
+A PNG is a solid light card with dark ink. An SVG is the same card. Its style sheet gives the colours dark values on a
+dark page; viewers without style sheets show the light ones.
 
-Colours are Okabe and Ito's (2008), which readers with any common colour vision distinguish; `series` pairs each
-with a marker and a dash of its own, so that nothing hangs on colour alone. Matplotlib is imported when a figure is
-drawn, never by importing ksieve.
+Colours are Okabe and Ito's (2008), which readers with any common colour vision distinguish. `series` pairs each with a
+marker and a dash of its own, so that nothing hangs on colour alone. Matplotlib is imported when a figure is drawn,
+never by importing ksieve.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class Figure:
     Attributes
     ----------
     kind : {"line", "band", "marks", "bar", "stack", "heat"}
-        The marks of a series are joined, joined over a band of their ranges, alone, bars side by side or one on the
-        other, or a row of cells. Ranges are bars of error but in a band.
+        A series has joined marks, joined marks over a band of their ranges, marks alone, bars side by side or stacked,
+        or cells. Ranges are bars of error but in a band.
     marks : sequence of Mark
         Panels, series and named places come in the order in which the marks name them.
     name, heading : str

@@ -1,9 +1,9 @@
 """Which sampling policy suits a model's scores, how often it will fail, and whether that comes true.
 
-The rows of the captures are cut into blocks of consecutive rows. Every second block is calibrated on: for each view
-and each sample rank, the boundary of every phase is looked up in the complete row, which gives the probability of
-underfill and the candidates admitted. The cheapest combination by the device's cost model is recommended. The other
-blocks are held back and selected with it by the CPU backend, whose routes are then set against the prediction.
+The rows of the captures are cut into blocks of consecutive rows. Every second block is calibrated on. For each view and
+each sample rank, the boundary of every phase is looked up in the complete row. That gives the probability of underfill
+and the candidates admitted. The cheapest combination by the device's cost model is recommended. The other blocks are
+held back and selected with it by the CPU backend, whose routes are then set against the prediction.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def calibrate(
 ) -> tuple[SamplingPolicy, dict[str, Any]]:
     """Recommend a sampling policy, predict its costs, and check the prediction on held-back rows.
 
-    Returns the policy, and the payload of a result file: of the ``chosen`` policy, of the ``default`` one that the
-    planner would take by itself (None where it would not sample), and of the best policy of every view tried (its
-    ``ranking``, cheapest first) the predictions; the quantities ``realised`` on the held-back rows, as the CPU backend
-    met them, and which of them ``came_true``, by lying in their predicted intervals.
+    Returns the policy, and the payload of a result file. It has predictions for three: the ``chosen`` policy, the
+    planner's ``default`` (None where it would not sample), and every view's best policy (``ranking``, cheapest first).
+    ``realised`` are the quantities on the held-back rows, as the CPU backend met them; ``came_true`` says which lie in
+    their predicted intervals.
 
     `k`: by default the K stored in the captures. `cost`: the model of the device to calibrate for, or its name in
     `costs.DEVICE_COSTS`. `rows`: at most so many of each capture; None takes all. `device`: "cpu" or "cuda", where rows

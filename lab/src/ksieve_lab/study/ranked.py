@@ -1,7 +1,7 @@
 """Rows in rank order: the best scores of a row with their positions, and exact counts over all of it.
 
-A study needs only the upper tail of a row, so that only the best `keep` scores are ordered; ranks past them are counted
-over the complete row. The rank of a value counts ties: it is the number of scores at least as good, which an inclusive
+A study needs only the upper tail of a row, so only the best `keep` scores are ordered. Ranks past them are counted over
+the complete row. The rank of a value counts ties: it is the number of scores at least as good, which an inclusive
 boundary there would admit.
 """
 
@@ -28,7 +28,7 @@ class RankedRow:
     """One valid row, its upper tail in order.
 
     `scores`: the complete valid row, float32. Of the best scores, best first: `order` has the positions, ties in any
-    order; `keys` the ordered keys, ascending; `ranks` the ranks from 1, of which equal scores share the largest.
+    order; `keys` the ordered keys, ascending. `ranks` has the ranks from 1; equal scores share the largest.
     """
 
     def __init__(self, scores: F32, order: I64) -> None:

@@ -35,8 +35,8 @@ def check(
 ) -> tuple[int, list[I64], str | DeviceInfo]:
     """Check the arguments of `study`; return k, the rows of each capture, and the device that is planned for.
 
-    Raises `ArgumentError`, also for rows too short to be sampled or to have an upper tail, and `BackendError` for a
-    device that cannot be used here.
+    Raises `ArgumentError`, also for rows too short for a sample or an upper tail, and `BackendError` for a device that
+    cannot be used here.
     """
     if not captures:
         raise ArgumentError("captures", "none", "at least one capture")

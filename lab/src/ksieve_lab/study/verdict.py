@@ -1,7 +1,7 @@
 """Whether sampling holds on a capture: the effect of the plan of its calls, and of every named policy, on its rows.
 
 Rates are taken over every phase of a policy's sample positions. Counts that do not depend on the phase, such as scans
-for want of candidate storage, come from the model (`ksieve.model.reference`), which runs each row as the plan would.
+for want of candidate storage, come from the model (`ksieve.model.reference`). It runs each row as the plan would.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Boundaries that every phase of a sampling policy would propose for a row, all phases at once.
 
-A view is a `SamplingPolicy`, here without its margins: `stride`, `group`, `peaks` and `boundary` say which scores
-stand for the row, a sample rank is asked for separately. The paper's regular views are policies of group 1.
+A view is a `SamplingPolicy`, here without its margins: `stride`, `group`, `peaks` and `boundary` say which scores stand
+for the row. A sample rank is asked for separately. The paper's regular views are policies of group 1.
 
 A jittered view has a group of its own in every period, by a hash of the row number. Its *phases* are the same hash
-turned by 0 to `stride` - 1 groups. Phase 0 is the one that the row number samples; the phases partition the row, and
-every phase is equally likely to be sampled by some row.
+turned by 0 to `stride` - 1 groups. Phase 0 is what the row number samples. The phases partition the row, and every
+phase is equally likely to be sampled by some row.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ def realised_ranks(
 
     The result has the shape (view.stride, sample ranks). Sample ranks count from 1. Ties count at their worst;
     `UNUSABLE` stands where the view is too small. With a "coarse" boundary, the rank is that of the sampled score's
-    whole bin. A boundary behind the row's kept scores is looked up in the complete row if `beyond`; else it is given as
-    the first rank not kept, which is enough where it counts only that it lies far down. `row_id` decides the hash of a
-    jittered view.
+    whole bin. A boundary past the row's kept scores is looked up in the complete row if `beyond`. Else it is given as
+    the first rank not kept, where it counts only that it lies far down. `row_id` decides the hash of a jittered view.
     """
     wanted = np.asarray(sample_ranks, dtype=np.int64)
     order = row.order

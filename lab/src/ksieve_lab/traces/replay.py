@@ -1,8 +1,8 @@
 """Replaying the selections of requests: call by call in order, on any backend, verified, and compared with the floor.
 
 A trace is a list of calls. It is generated from requests as a serving framework schedules them
-(`ksieve_lab.traces.serving`), read from a JSON file, or taken from a recording (`ksieve_lab.record`), which brings its
-own scores. Each call's scores are made, the call is timed alone, and its answer is verified before the next one.
+(`ksieve_lab.traces.serving`), or read from a JSON file. A recording (`ksieve_lab.record`) brings its own scores. Each
+call's scores are made, the call is timed alone, and its answer is verified before the next one.
 """
 
 from __future__ import annotations
@@ -158,11 +158,11 @@ def run(
 ) -> dict[str, Any]:
     """Replay a trace; returns a result's payload: ``calls`` in order, and sums over all, by phase and by step.
 
-    `scores`: "endpoint", "normal", another producer's name, or the path of a capture: its rows are used in turn, joined
-    end to end where they are too short. A recording replayed with itself gives every call the rows it had. `policy` is
-    taken instead of the planner's choice. `rounds`: timed ones of each call; its median counts. `peers`: on CUDA, other
-    selectors that are timed too; None means all that are installed. `progress` is called as
-    ``progress(calls done, calls in all)``. Raises `ArgumentError`, and `BackendError` if the backend cannot run here.
+    `scores`: "endpoint", "normal", another producer's name, or a capture's path. Its rows are used in turn, joined end
+    to end if too short. A recording replayed with itself gives every call the rows it had. `policy` is taken instead of
+    the planner's choice. `rounds`: timed ones of each call; its median counts. `peers`: on CUDA, other selectors that
+    are timed too; None means all that are installed. `progress` is called as ``progress(calls done, calls in all)``.
+    Raises `ArgumentError`, and `BackendError` if the backend cannot run here.
     """
     if trace.k is None:
         raise ArgumentError("k", None, f"an int from 1 to {problem.MAX_K}: the trace names none")

@@ -1,11 +1,10 @@
 """The selections of one long request: the calls that a framework's scheduler makes of a Top-K kernel.
 
-A scheduler cuts a prompt into steps of bounded query tokens, and the indexer cuts each step again, so that the score
-matrix of one invocation (rows times the keys there are at the end of the step, float32) stays within a budget of bytes
-(Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse Attention", Tencent; section
-"Framework-Level Top-K Performance"). With 65,536 query tokens per step and 6.3e9 bytes, requests of
-245,000 and 430,000 tokens take 4 and 7 steps and 26 and 71 invocations, as published. Decoding adds one invocation
-per token, of one row per request of the batch.
+A scheduler cuts a prompt into steps of bounded query tokens, and the indexer cuts each step again. So the float32
+matrix of one invocation (rows times keys at the end of the step) stays within a budget of bytes (Siran Liu et al.,
+"Sample-Guided Exact Top-K Selection for Long-Context Sparse Attention", Tencent; section "Framework-Level Top-K
+Performance"). With 65,536 query tokens per step and 6.3e9 bytes, requests of 245,000 and 430,000 tokens take 4 and 7
+steps, 26 and 71 invocations. Decoding adds one invocation per token, of one row per request of the batch.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class Invocation:
 
     `step`: scheduler step it belongs to, from 0 over the whole trace. `rows`: queries. `width`: allocated scores per
     row, the keys there are when the step has been taken. `first`: position of the first row's query in its request,
-    from 0. `rule`: with "causal", consecutive queries of one request, row r sees ``first + 1 + r`` keys; with "equal",
-    one query each of several requests of the same length, every row sees ``first + 1`` keys.
+    from 0. `rule`: "causal" means consecutive queries of one request: row r sees ``first + 1 + r`` keys. "equal" means
+    one query each of several requests of the same length: every row sees ``first + 1`` keys.
     """
 
     phase: Literal["prefill", "decode"]
@@ -75,9 +74,9 @@ def invocations(
     """List the selections of a batch of equal requests in their order: each prefilled in turn, then decoded together.
 
     `prompt`: tokens of a request. `step_tokens`: most query tokens of a scheduler step. `budget_bytes`: most bytes of
-    an invocation's score matrix; at least one row is always taken. `decode_steps`: tokens generated after the prompt;
-    the first of them comes out of the prefill, yet every one is itself a query of a decode step. `batch`: requests.
-    Raises `ArgumentError` if a number is out of range.
+    an invocation's score matrix; at least one row is always taken. `decode_steps`: tokens generated after the prompt.
+    The first comes out of the prefill, yet each is itself a query of a decode step. `batch`: requests. Raises
+    `ArgumentError` if a number is out of range.
     """
     for name, value, least in (
         ("prompt", prompt, 0), ("step_tokens", step_tokens, 1), ("budget_bytes", budget_bytes, 1),

@@ -27,9 +27,9 @@ def _endpoint_structured(
 ) -> NDArray[np.float64]:
     """Sink and recency: the first and last decile of positions hold 52 to 74 % of the top k.
 
-    The paper measures that share on captured rows at K = 2048 (section on proposal quality). Scores are
-    ``Exp(1) + log density(position)``: with an exponential tail, a share of the top k in a region is its share of
-    the density for any k up to about an eighth of the width.
+    The paper measures that share on captured rows at K = 2048 (section on proposal quality). Scores are ``Exp(1) + log
+    density(position)``. With an exponential tail, a region's share of the top k is its share of the density, for k up
+    to about an eighth of the width.
 
     `share`: range of the rows' expected share; the realised one scatters by about 0.01 at k = 2048. `reach`: decay
     length of the two ends, in units of the width.
@@ -53,11 +53,11 @@ def _smooth_structured(
 ) -> NDArray[np.float64]:
     """Sink and recency, and neighbours alike: a regular view ranks these better than independent positions.
 
-    Normal scores, of whose variance `alike` decays over `reach` positions (first-order autoregression), plus
-    `lift` times the log of a density raised at both ends. At k = 2048 of 131,072 and the defaults the end deciles hold
-    about 63 % of the top k, and the RMS rank error of regular views lies 10 to 28 % below the exchangeable one, which
-    is what the paper measures on its captures; independent scores of the same density show no such gain. A view of
-    whole lines loses by the same clumps: it sees them wholly or not at all.
+    Normal scores, of whose variance `alike` decays over `reach` positions (first-order autoregression), plus `lift`
+    times the log of a density raised at both ends. At k = 2048 of 131,072 and the defaults the end deciles hold about
+    63 % of the top k. The RMS rank error of regular views lies 10 to 28 % below the exchangeable one. The paper
+    measures the same on its captures; independent scores of the same density show no such gain. A view of whole lines
+    loses by the same clumps: it sees them wholly or not at all.
 
     `reach`: positions over which likeness decays by 1/e, at least 1. `alike`: share of the variance that neighbours
     have in common, 0 to 1. `lift`: height of the ends.
@@ -126,8 +126,8 @@ def _msa_blocks(
 ) -> NDArray[np.float64]:
     """Rows as MiniMax-M3 takes blocks of 128 of: few of its scores decide a block, sink and own block are raised.
 
-    Normal scores, `needles` of which are raised by a height of their block, exponential of mean 2; those of the first
-    (sink) and of the last (own) block are raised by 4.
+    Normal scores, of which a few are raised by a height of their block, exponential of mean 2. The first (sink) and the
+    last (own) block are raised by 4.
 
     `block`: adjacent scores of a block. `needles`: share of the scores that are raised.
     """

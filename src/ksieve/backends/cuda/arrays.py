@@ -60,8 +60,8 @@ def new(
 ) -> Any:
     """Make an array in a library, on a CUDA device: of one value, in order with the current stream, or uninitialised.
 
-    Raises `ArgumentError` if the library is another one, whose arrays ksieve can read and write but not make; or if JAX
-    is to make 64-bit integers while they are disabled. `name` is the argument that supplies the array in either case.
+    Raises `ArgumentError` for another library, whose arrays ksieve cannot make. So it does if JAX is to make 64-bit
+    integers while they are disabled. `name` is the argument that supplies the array in either case.
     """
     if library == "torch":
         import torch

@@ -128,7 +128,7 @@ def _gather(scores: Any, raw: Any, layout: Layout, own: Mapping[str, Any]) -> An
 
     `scores`: Tensor, shape (..., width). `raw` (Tensor of int32 or int64, shape (..., columns)): as with ``raw=True``:
     -1 in unused slots. `own`: arrays of the call, or None. Returns Tensor of the scores' dtype, shape (..., columns):
-    the scores, bit for bit: of a block the first of its best ones, in slots of the tail the value of unused ones.
+    the scores, bit for bit. A block gives the first of its best ones; slots of the tail hold the value of unused ones.
     """
     starts, indptr, tail, positions, block_table, lengths = (own[name] for name in (*_ARRAYS, "lengths"))
     width, shape = scores.shape[-1], raw.shape

@@ -1,6 +1,6 @@
 """The ablations of the paper (Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse
-Attention", Tencent) on ksieve's kernels: retention margin, stride, rescue, exact against sampled proposal, and the row
-width from which sampling pays. Each result file also holds the paper's results.
+Attention", Tencent) on ksieve's kernels. They vary retention margin, stride, rescue, exact or sampled proposal, and the
+row width from which sampling pays. Each result file also holds the paper's results.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ CHOICES: dict[str, Choice] = {
     "s = 64": ("stream", PAPER_64),
     "s = 128 with rescue": ("stream", PAPER_128),
 }
-"""The timed plans: the planner's choice; the same kernel with an exact and with sampled proposals, as in the paper; and
-the planner's best kernel that does not sample."""
+"""The timed plans: the planner's choice, the same kernel with exact and sampled proposals as in the paper, and the best
+kernel without a sample."""
 
 
 def run(machine: Machine, settings: Settings, advance: Callable[[], None]) -> dict[str, Any]:

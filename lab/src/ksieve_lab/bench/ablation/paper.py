@@ -1,5 +1,5 @@
 """Results of the paper's ablations (Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse
-Attention", Tencent), as numbers; each is in the text of the section named.
+Attention", Tencent). Each number is in the text of the named section.
 
 Measured on an NVIDIA H20 (78 SMs) with captured Hy4-Preview scores, K = 2048. Speed-ups are over the fastest external
 baseline unless said; a pair is a range, or 245K and 430K where "245K" and "430K" are keys.

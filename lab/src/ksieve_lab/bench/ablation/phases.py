@@ -1,9 +1,9 @@
 """Time per phase of a row, from clock stamps that a profiled build of the shipped kernels leaves behind.
 
-The profiled build is the shipped sources with five stamps inserted between the phases (`STAMPS`); a stamp waits for
-the whole CTA and adds the cycles since the one before it to the row's statistics memory. The sources on disk carry no
-trace of this. Where a place to stamp is not found exactly once, because a kernel was rewritten, the profile says so
-and measures nothing.
+The profiled build is the shipped sources with five stamps between the phases (`STAMPS`). A stamp waits for the whole
+CTA. It adds the cycles since the last one to the row's statistics memory. The sources on disk carry no trace of this.
+Where a place to stamp is not found exactly once, because a kernel was rewritten, the profile says so and measures
+nothing.
 
 Cycles become microseconds by the ratio of the GPU's nanosecond timer to its cycle counter over all rows. The stamps'
 barriers cost each row about five times 20 ns. Work that overlaps with the next row (the prefetch of its samples) counts

@@ -1,8 +1,8 @@
 """Margin, stride, rescue and proposal over terminal scheduler steps: the same scores for every variant, call by call.
 
 Step latency is the sum of per-call medians, and rates are over all rows of the step, as in the paper. Two views are
-swept: the paper's (single scores, coarse boundary), and ksieve's (whole 128-byte lines, the best of each four
-adjacent scores, exact boundary), which has no rescue and needs none for its work to be exact.
+swept: the paper's (single scores, coarse boundary), and ksieve's (whole 128-byte lines, the best of each four adjacent
+scores, exact boundary). The latter is exact without a rescue, and has none.
 """
 
 from __future__ import annotations
