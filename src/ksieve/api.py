@@ -60,8 +60,8 @@ def topk(scores: Any, lengths: Any = None, k: Any = None, **options: Unpack[Topk
     ----------
     scores : array, shape (..., width)
         float32, float16 or bfloat16; NumPy, PyTorch, CuPy or JAX, on CPU or CUDA. Rows run along the last dimension,
-        whose stride is 1. The *leading shape* is that of all others, of any strides (at most two, when those that lie
-        one behind another are merged), 0 included. Any base alignment. A NumPy uint16 array is read as bfloat16 bits.
+        whose stride is 1. All others, the *leading shape*, have any strides (at most two, after contiguous ones are
+        merged), 0 included. Any base alignment. A NumPy uint16 array is read as bfloat16 bits.
     lengths : array of int32 or int64, of the leading shape, optional
         Number of valid scores at the start of each row, on the scores' device, clamped to [0, width] there. On CUDA
         it is never copied to the host. Default: `width` for every row.
@@ -112,10 +112,10 @@ def topk(scores: Any, lengths: Any = None, k: Any = None, **options: Unpack[Topk
     Returns
     -------
     indices : array of int32, of the leading shape and k
-        Same library and device as `scores`. For a row of length L > k: k distinct positions below L, no
-        unselected valid score better than a selected one, in no particular order. For L <= k: all L
-        positions, then -1. With `blocks` there may be more columns: ``(k + n) * expand``, for n forced entries beside
-        k, and ``expand - 1`` for a tail.
+        Same library and device as `scores`. For a row of length L > k: k distinct positions below L, no unselected
+        valid score better than a selected one, in no particular order. For L <= k: all L positions, then -1. With
+        `blocks` there may be more columns: ``(k + n) * expand``, for n forced entries besides k, and ``expand - 1`` for
+        a tail.
 
     Raises
     ------

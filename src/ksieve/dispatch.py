@@ -66,7 +66,7 @@ def select(
     """Run one selection eagerly.
 
     `given`, `options`: as `ksieve.core.call.parse` takes them. `policy`: for the plan, where none is given. `backend`:
-    "reference" is the NumPy model, for study. `key`: that of `call_key`, if the caller has it.
+    "reference" is the NumPy model, for study. `key`: from `call_key`, if the caller has it.
     """
     if _fast_paths and not observers and stats is False and backend is _AUTO and policy is None:
         if key is None:
@@ -178,7 +178,7 @@ def plan_of(
     policy: SamplingPolicy | str | None = None,
     splits: int | None = None,
 ) -> Plan:
-    """Make the plan of calls of a shape; arguments and errors are those of `ksieve.plan`."""
+    """Make the plan of calls of a shape; arguments and errors are as of `ksieve.plan`."""
     if options.windows == "segments":
         rows, width, pitch = problem.check_size(rows, "rows"), problem.segment_width(width, options), width
     else:

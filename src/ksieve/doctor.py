@@ -163,7 +163,7 @@ def examine(progress: Progress = lambda _: None) -> Report:
 
 
 def launch_shapes(devices: Sequence[DeviceInfo] = ()) -> tuple[Made, ...]:
-    """Describe the files of `ksieve tune` that the planner looks at: that of the environment, else the user's own.
+    """Describe the files of `ksieve tune` that the planner looks at: the environment's, else the user's own.
 
     A file of one of the devices is checked as the planner checks it.
     """

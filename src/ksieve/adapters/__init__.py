@@ -19,7 +19,7 @@ __all__ = ["Calls", "Report", "Verified", "report"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when asked for: every process of an engine loads the plugins beside it, most of them without ksieve.
+    # Imported when asked for: every process of an engine loads all plugins, most of them without ksieve.
     if name in __all__:
         return getattr(importlib.import_module("ksieve.adapters._tally"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,7 +26,7 @@ share = 0.0
 
 
 def share_of(given: float | None) -> float:
-    """Return the share of calls to compare: an argument, or that of the environment."""
+    """Return the share of calls to compare, from an argument or the environment."""
     text: Any = os.environ.get("KSIEVE_VERIFY", "") or 0 if given is None else given
     with contextlib.suppress(ValueError, TypeError):
         if 0 <= (value := float(text)) <= 1:

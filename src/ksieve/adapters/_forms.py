@@ -88,7 +88,7 @@ def forms(function: Callable[..., Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def options_of(engine: str) -> tuple[Options, ...]:
-    """Return the distinct options of an engine's calls; with "all" those of every engine."""
+    """Return the distinct options of an engine's calls; with "all" every engine's."""
     engines = tuple(OPERATORS) if engine == "all" else (engine,)
     asked: dict[Options, None] = {}
     for name in engines:

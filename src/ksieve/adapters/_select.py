@@ -143,8 +143,8 @@ def part(output: Any, name: str, rows: int, k: int) -> Any:
 def decoding(seq_lens: Any, rows: int, next_n: int, ratio: int) -> tuple[Any, dict[str, Any]]:
     """Lengths of a decode step, and the options that go with them.
 
-    `seq_lens`: tokens of each request, of which row r sees ``next_n - 1 - r % next_n`` fewer. `ratio`: tokens that each
-    logit stands for.
+    `seq_lens`: tokens of each request. Row r sees ``next_n - 1 - r % next_n`` fewer. `ratio`: tokens that each logit
+    stands for.
     """
     require(next_n >= 1, "next_n", next_n, "a positive int")
     require(ratio >= 1, "compress_ratio", ratio, "a positive int")

@@ -1,4 +1,4 @@
-"""Signatures of an engine's operators as text, compared with those that the adapters take."""
+"""Signatures of an engine's operators as text, compared with what the adapters take."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ class Engine:
     ) -> int:
         """Compile and load the kernels of the engine's calls on the current CUDA device: none waits for a compiler.
 
-        The kernels are those of every call of this module with scores up to that size. Compiled ones come from the
-        cache, which ``ksieve build --for`` fills; others are compiled on all processors, which takes minutes.
+        The kernels serve every call of this module with scores up to that size. Compiled ones come from the cache,
+        which ``ksieve build --for`` fills; others are compiled on all processors, which takes minutes.
 
         Parameters
         ----------

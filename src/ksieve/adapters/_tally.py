@@ -45,7 +45,7 @@ class Verified:
     equal, tied : int
         Rows with the engine's answer, and with another exact one: scores tied at rank k.
     engine_wrong, ksieve_wrong : int
-        Rows of which the engine's answer, or that of ksieve, is not exact.
+        Rows with an inexact answer of the engine or of ksieve.
     captured : int
         Calls that were chosen, but lay in the capture of a CUDA graph.
     failed : int

@@ -30,9 +30,9 @@ class Selection:
     """Rows read back: the selection among the entries that are not forced.
 
     `answer` (ndarray of int64, shape (rows, slots)): columns of ``entries.scores``, or with the index base "start"
-    counted from the first of the others. Unused slots hold the sentinel. `columns` (list of ndarray of int64): column
-    of the caller's answer in which each entry of `answer` begins, and that of the first unused slot. `faults`: by the
-    number of the row.
+    counted from the first of the others. Unused slots hold the sentinel. `columns` (list of ndarray of int64): columns
+    of the caller's answer in which each entry of `answer`, and the first unused slot, begin. `faults`: by the number of
+    the row.
     """
 
     entries: Entries

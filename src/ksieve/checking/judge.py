@@ -31,7 +31,7 @@ from ksieve.core.options import Options
 from ksieve.model.pooling import entries_of
 
 _TOP = BEST + 1
-"""Rank above that of every number: that of NaN where it ranks first, and of a slot without a position."""
+"""Rank above every number's: of NaN where it ranks first, and of a slot without a position."""
 
 _FAR = 1 << 40
 """Bound on 64-bit lengths and starts, beyond every position: sums of two of them do not wrap."""
@@ -43,8 +43,8 @@ class Asked:
 
     `rows`, `width`, `slots`, `k`: shape of the scores as a matrix, slots per row, and the largest k of a row. `live`:
     rows from this one on hold the sentinel alone. Of integers: `lengths` (shape (rows // next_n,)), lengths or ends, by
-    `options.windows`; `starts`, `ks`, `counts` (shape (rows,)), of which the last are the slots that each row uses;
-    `positions` (shape (rows, width)).
+    `options.windows`; `starts`, `ks`, and `counts`, the slots that each row uses (shape (rows,)); `positions` (shape
+    (rows, width)).
     """
 
     rows: int

@@ -17,7 +17,7 @@ from ksieve.core.errors import BackendError
 from ksieve.core.keys import NAN_LEVEL, level, widen
 
 BEST = 0x7F800000
-"""The largest level of a number: that of infinity."""
+"""The largest level of a number: infinity's."""
 
 _WIDE = 4096
 """Scores per row from which NumPy counts row by row (fast 1-D counting) instead of over a masked matrix."""

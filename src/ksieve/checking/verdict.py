@@ -20,7 +20,7 @@ class Reason(IntEnum):
 
     With the options of entries (`ksieve.core.entries`), faults of forced entries and of slots come before the others.
 
-    Positions are those of the row's window, [0, length) without `starts`.
+    Positions lie in the row's window, [0, length) without `starts`.
     """
 
     EXACT = 0
@@ -45,7 +45,7 @@ class Reason(IntEnum):
     BROKEN = 10
     """Slots do not hold all positions of an entry side by side, or the tail does not follow the entries."""
     MISCOUNTED = 11
-    """`counts` has another number than that of the slots that the row uses."""
+    """`counts` is not the number of slots that the row uses."""
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
@@ -260,7 +260,7 @@ class Verdict:
 
 
 def explain(finding: Finding, row: NDArray[np.float32], slots: NDArray[np.int64], sentinel: int) -> Finding:
-    """Add the slots and values behind the reason of a finding; `row` holds the valid scores of the window alone."""
+    """Add the slots and values that explain a finding; `row` holds the valid scores of the window alone."""
     length, options, reason = row.size, finding.options, finding.reason
     first = finding.start if options.index_base == "row" else 0
     pad = slots == sentinel

@@ -55,8 +55,8 @@ def verify(
     ----------
     scores : array, shape (..., width), or source
         float32, float16 or bfloat16 (a NumPy uint16 array is read as bfloat16 bits) of NumPy, PyTorch, CuPy or JAX.
-        Rows run along the last dimension; the *leading shape* is that of all others, which must be one row pitch apart:
-        no scores are copied. Or a source such as a capture, never in memory as a whole: it has ``rows``, ``width`` and
+        Rows run along the last dimension; all others, the *leading shape*, must be one row pitch apart: no scores are
+        copied. Or a source such as a capture, never in memory as a whole: it has ``rows``, ``width`` and
         ``rows_block(begin, end)``, which gives (rows, width) arrays.
     lengths : array of integers, of the leading shape, optional
         Number of valid scores of each row, clamped to [0, width]. Default: the lengths of the source, else full rows.
@@ -69,18 +69,18 @@ def verify(
     num_rows : int, or array of one integer, optional
         Number of live rows, clamped to [0, rows]: later ones must hold the sentinel alone, and are not read.
     bounds, blocks, gathered, largest, nan
-        As of `ksieve.topk`; vectors may have any integer dtype. With `blocks` the slots of `indices` are those of its
-        outputs, and NaN scores and ties are counted among the entries that are not forced. With `gathered` indices are
+        As of `ksieve.topk`; vectors may have any integer dtype. With `blocks` the slots of `indices` are its outputs,
+        and NaN scores and ties are counted among the entries that are not forced. With `gathered` indices are
         positions, which must be distinct in a row. Rows with either, and `Segments`, are checked on the host.
     counts : array of integers, of the leading shape, optional
         Slots of `indices` that each row uses, as `counts` of `ksieve.select` says. The others are not read, but taken
-        for the sentinel: ``fill=False`` leaves anything there. Another count than that of the used slots is a fault.
+        for the sentinel: ``fill=False`` leaves anything there. A count that is not the number of used slots is a fault.
     sorted : bool or {"value", "index"}
         Also check the order of the slots: True or "value" for the best score first and equal scores by position, or
         "index" for ascending positions.
     tie_break : {"low", "high"}, optional
-        Also check that of the scores equal to the worst selected one those at the lowest (or highest) positions are
-        selected. With ``sorted=True`` equal scores are in the same order. The answer of a `ksieve.topk` with
+        Also check that the scores equal to the worst selected one at the lowest (or highest) positions are selected.
+        With ``sorted=True`` equal scores are in the same order. The answer of a `ksieve.topk` with
         ``deterministic=True`` has ``sorted="index"`` and ``tie_break="low"``.
     sentinel : int
         Value of unused slots. Must not be a position of the matrix.

@@ -113,7 +113,7 @@ def resolve(
     length_dtype: str | None = None,
     out_dtype: str | None = None,
 ) -> Options:
-    """Combine the options of a call and those of its plan.
+    """Combine the options of a call and of its plan.
 
     `given`: options by their names in the table (`ksieve.core.groups.flat`); None, or False for an output, equals
     omission. `planned`: options of the call's plan, if it has one; of these, what states no array applies where the

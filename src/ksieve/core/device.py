@@ -11,7 +11,7 @@ from ksieve.core.problem import MAX_SIZE, check_size
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """Facts of a device that decisions may use; sizes in bytes. `ksieve.plan` checks those that it gets."""
+    """Facts of a device that decisions may use; sizes in bytes. `ksieve.plan` checks them."""
 
     kind: str
     name: str = "cpu"
@@ -32,10 +32,10 @@ _RANGES: dict[str, tuple[int, int]] = {
     "l2_bytes": (0, 1 << 40),
     "threads": (1, MAX_SIZE),
 }
-"""Least and most of each number: the most is above that of any existing device, and far below an overflow."""
+"""Least and most of each number: the most is above any existing device's, and far below an overflow."""
 
 _LEAST_OF_GPUS = {"sm_count": 1, "shared_per_sm": 100 << 10, "shared_per_block": 99 << 10}
-"""Least of those of a GPU: every one of compute capability 8.0 or later has this shared memory; plans rely on it."""
+"""Least numbers of a GPU: all of compute capability 8.0 or later have this shared memory; plans rely on it."""
 
 
 def check_device(device: DeviceInfo) -> DeviceInfo:

@@ -7,7 +7,7 @@ The one definition of `block_size`, `force_first`, `force_last`, `forced_extra`,
 2. Force (`forced`): the first and last entries of a row rank above all others, and are equal to one another.
 3. Select: the best of the others, by a plain selection among them.
 4. Expand (`ksieve.model.entries`): the positions of each selected entry, side by side.
-5. Add the tail: the positions behind the last whole entry.
+5. Add the tail: the positions after the last whole entry.
 
 Numbers of entries, and positions, count from where indices do (`Options.index_base`): the start of the window or of the
 row. In the latter case the window may cut the first block.

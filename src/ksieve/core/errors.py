@@ -27,7 +27,7 @@ class ArgumentError(KsieveError, ValueError):
     got : object
         The value that was passed, or a str that describes it.
     takes : str
-        The values that are accepted, or "nothing" and where; behind a colon what to do, where that is not the same.
+        The values that are accepted, or "nothing" and where. After a colon, what to do, if that is not the same.
 
     Attributes
     ----------

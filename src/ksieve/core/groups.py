@@ -63,7 +63,7 @@ class RowBounds(_Group):
 
 @dataclass(frozen=True)
 class Segments(_Group):
-    """Rows of any length that lie one behind another in flat scores, of shape (n,): the CSR form.
+    """Rows of any length that follow one another in flat scores of shape (n,): the CSR form.
 
     Row r is ``scores[indptr[r] : indptr[r + 1]]``, and its indices count from its start. The leading shape is
     ``(rows,)``. Together with neither `lengths` nor `Blocks` nor gathered scores.
@@ -74,7 +74,7 @@ class Segments(_Group):
         On the scores' device, contiguous. Clamped to [0, n], and each end to at least its start. On CUDA it is never
         copied to the host, and may change between replays of a graph.
     max_length : int
-        A segment is cut off behind so many scores. 0: behind the most that the device takes, 2**31 - 2**20 on CUDA.
+        A segment is cut off after so many scores. 0: after the most that the device takes, 2**31 - 2**20 on CUDA.
     mean_length : int
         About how many scores a segment has, for the plan alone. 0: as many as there are scores for each segment.
     """
@@ -136,7 +136,7 @@ class SelectedBlocks(_Group):
     Parameters
     ----------
     block_table : array of int32, of the leading shape and n
-        The number b of the block of each ``g = width // n`` scores, whose positions are ``b * g`` and those that
+        The number b of the block of each ``g = width // n`` scores, whose positions are ``b * g`` and the ones that
         follow it; negative where there is none.
     """
 
@@ -188,7 +188,7 @@ _KEYWORDS = {kind.__name__: (keyword, kind) for keyword, kinds in GROUPS.items()
 
 
 def flat(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a call by their names in the table, without those that are None: groups are taken apart."""
+    """Options of a call by their names in the table, if they are not None: groups are taken apart."""
     found: dict[str, Any] = {}
     for keyword, value in keywords.items():
         if value is None:

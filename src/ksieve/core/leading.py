@@ -1,8 +1,8 @@
 """Leading strides: how the rows of an array, or its numbers of one for each row, lie in memory.
 
-Leading dimensions count in C order. Those that lie one behind another are merged. One stride remains, as of a matrix or
-a vector, or two. A specialisation of the kernels takes two: the array is then described with an outer and an inner
-leading dimension. More than two are refused.
+Leading dimensions count in C order. Contiguous ones are merged. One stride remains, as of a matrix or a vector, or two.
+A specialisation of the kernels takes two: the array is then described with an outer and an inner leading dimension.
+More than two are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def contiguous(info: ArrayInfo, name: str) -> str:
 
 
 def _merged(info: ArrayInfo, name: str, leading: int, filled: bool) -> Steps:
-    """Sizes and strides of the leading dimensions, merged: at most two; those of an empty array are arbitrary."""
+    """Sizes and strides of the leading dimensions, merged: at most two; an empty array's are arbitrary."""
     steps: Steps = []
     if 0 in info.shape:
         return steps
@@ -51,7 +51,7 @@ def _remedy(info: ArrayInfo, name: str, filled: bool) -> str:
 def of_rows(info: ArrayInfo, name: str, *, filled: bool = False) -> ArrayInfo:
     """Describe an array by its rows, along its last dimension, without a copy.
 
-    `filled` is true of an output, of which a copy is no remedy.
+    `filled` is true of an output, where a copy is no remedy.
 
     The result has shape (rows, width) if rows are one pitch of at least the width apart, or all the same one. Else it
     has shape (outer, inner, width). Raises `ArgumentError` if there are no dimensions, or more than two leading

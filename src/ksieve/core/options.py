@@ -187,7 +187,7 @@ class Options:
 
     @property
     def beside(self) -> int:
-        """Entries that a row gets beside its k."""
+        """Entries that a row gets besides its k."""
         return self.forced if self.forced_extra else 0
 
     def columns(self, k: int) -> int:

@@ -323,7 +323,7 @@ def check_policy_kind(policy: object) -> None:
 def resolve_policy(policy: SamplingPolicy | str | os.PathLike[str] | None) -> SamplingPolicy | None:
     """Turn a policy, its name, a policy file (.json) or ``"direct"`` (no sampling) into a policy or None.
 
-    Names are those of `POLICIES`, and with any stride those of `KINDS`.
+    Names come from `POLICIES`, and with any stride from `KINDS`.
 
     A file is read when a plan is made from it, and plans are cached. `SamplingPolicy.load` reads a changed file again.
     """

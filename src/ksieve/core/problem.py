@@ -152,12 +152,12 @@ def check_pitch(pitch: Any, width: int) -> int:
 def row_pitch(info: ArrayInfo) -> int:
     """Scores from one row of a matrix to the next; at least the width, or 0 where all rows are the same one.
 
-    Of rows with two leading strides it is the width, that of a contiguous copy.
+    With two leading strides it is the width, as of a contiguous copy.
     """
     if len(info.shape) == 3:
         return info.shape[2]
     rows, width = info.shape
-    # The stride of a single row, and those of an array without elements, are arbitrary.
+    # The strides of a single row, and of an array without elements, are arbitrary.
     return info.strides[0] if rows > 1 and width else width
 
 

@@ -9,7 +9,7 @@ they load a score to compare it; values are written from the scores themselves.
 * ``"smallest"``: the negated score. NaN stays NaN, and last.
 * ``"nan_first"``: NaN becomes +inf, and every number the next lower one, so that -inf becomes NaN.
 
-The CUDA mirror is ``kernels/common/ranking.cuh``, that of the CPU kernels `ksieve.backends.cpu.converting`.
+The CUDA mirror is ``kernels/common/ranking.cuh``, the CPU kernels' is `ksieve.backends.cpu.converting`.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def html_table(title: str, columns: Iterable[str], lines: Iterable[Iterable[str]
 class Stats:
     """Statistics of one call, one entry per row; all arrays int32 of shape (rows,) on the host.
 
-    Of scores of any rank the rows are those of all leading dimensions, in C order.
+    Rows count all leading dimensions of the scores, in C order.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class Stats:
 
     @classmethod
     def without_slots(cls, rows: int) -> Stats:
-        """Statistics of rows of which nothing is wanted."""
+        """Statistics of rows that want nothing."""
         raw = np.zeros((rows, len(STATS_COLUMNS)), np.int32)
         raw[:, [STATS_COLUMNS.index(name) for name in ("tau0", "tau1", "admitted0", "admitted1")]] = -1
         return cls(raw)

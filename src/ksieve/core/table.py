@@ -1,4 +1,4 @@
-"""The table of options: what a call may say beside scores and k, each stated once.
+"""The table of options: what a call may say besides scores and k, each stated once.
 
 A row gives an option's name, where a caller writes it, what it takes and what it means. Parsing and checks
 (`ksieve.core.arguments`, `ksieve.core.call`), `ksieve.core.options.Options`, the groups, the operators of PyTorch, the

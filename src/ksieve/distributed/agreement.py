@@ -63,7 +63,7 @@ ARGUMENTS: dict[str, Callable[[Any], str] | None] = {
     "group": None,  # what messages go through
 }
 """Every argument of `topk` and `plan`, in the order in which ranks compare them, with words for its value. None: ranks
-may differ. Of an array, what must agree beside its numbers is whether there is one."""
+may differ. Of an array, its numbers and its presence must agree."""
 
 
 def stated(given: dict[str, Any]) -> dict[str, str]:
@@ -74,7 +74,7 @@ def stated(given: dict[str, Any]) -> dict[str, str]:
 
 @lru_cache(256)
 def tag_of(*facts: Any) -> int:
-    """Return a digest of facts, 62 bits of which one is set."""
+    """Return a digest of facts: 62 bits, at least one of them set."""
     return int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest(), "little") >> 2 | 1
 
 
@@ -93,7 +93,7 @@ def gather(dist: Any, array: Any, world: int, group: Any) -> Any:
     """Arrays of all ranks, stacked in the order of the ranks; `array` is contiguous."""
     every = array.new_empty((world, *array.shape))
     if array.numel():  # otherwise there is nothing to send, on any rank
-        # The second name is that of PyTorch before 2.12.
+        # The second name is for PyTorch before 2.12.
         collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         collective(every.view(-1), array.view(-1), group=group)
     return every

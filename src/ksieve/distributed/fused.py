@@ -34,8 +34,8 @@ def select(plan: ShardPlan, ids: Any, values: Any, ks: Any, of_shard: bool, tag:
 
     `ids`, `values` (Tensors of int32 and of scores, shape (rows, k)): positions in this rank's shard in any order, -1
     in unused slots; their scores. `ks` (Tensor of int64, shape (rows,), or None): the k of each row; None: the plan's.
-    `of_shard`: whether positions of the shard are returned, and not of the whole row. `tag`: goes behind what is
-    gathered. Where those of the ranks differ, positions are -1, counts 0 and the plan's flag 1.
+    `of_shard`: whether positions of the shard are returned, and not of the whole row. `tag`: goes after what is
+    gathered. Where the ranks' tags differ, positions are -1, counts 0 and the plan's flag 1.
 
     Yields collectives, receives their results, and returns positions, int32 of shape (rows, k), and counts.
     """

@@ -16,7 +16,7 @@ from ksieve.distributed.layouts import Contiguous, Layout, check_layout, check_w
 from ksieve.distributed.plans import IndexBase
 
 _LAST = (1 << 31) - 1
-"""Sorts behind every position."""
+"""Sorts after every position."""
 
 
 def owned(
@@ -29,7 +29,7 @@ def owned(
     transform: PageTable | None = None,
     next_n: int = 1,
 ) -> tuple[Any, Any]:
-    """Keep of selected positions those that one rank holds, as `topk` with output "owned" returns them.
+    """Keep the selected positions that one rank holds, as `topk` with output "owned" returns them.
 
     For callers who gather pairs themselves: ``ksieve.topk(values, k=k, gathered=Positions(positions),
     tie_break="low")`` gives every rank the positions of all ranks, and this the rank's own.

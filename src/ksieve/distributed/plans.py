@@ -26,7 +26,7 @@ IndexBase = Literal["row", "shard"]
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What the calls of one rank have in common with those of the others. Made by `ksieve.distributed.plan`.
+    """What the calls of all ranks have in common. Made by `ksieve.distributed.plan`.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class ShardPlan:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Collectives of every call, in order, with the bytes that a rank contributes beside the tag."""
+        """Collectives of every call, in order, with the bytes that a rank contributes besides the tag."""
         return schedules.messages(self.schedule, self.shape, self.output)
 
     @property
@@ -141,7 +141,7 @@ def plan(
     rows : int
         Rows of the shard: the same on every rank.
     width : int
-        Scores in a row of this rank's shard; 0 and other widths than those of the other ranks are possible.
+        Scores in a row of this rank's shard. It may be 0, and may differ from other ranks' widths.
     k : int
         Slots per row, 1 to 2**20.
     dtype : str or dtype

@@ -28,7 +28,7 @@ from typing import Any
 from ksieve.distributed.schedules import Digits, Pairs, Samples, Schedule, Shape
 
 NOTHING = (1 << 63) - 1
-"""The composite of a slot without a score: behind every other."""
+"""The composite of a slot without a score: after every other."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def everywhere(shape: Shape, rank: int, positions: Any, agreed: Agreed, ks: Any)
 
 
 def marked(steps: Generator[Any, Any, Any], tag: int, world: int, flag: Any) -> Generator[Any, Any, Any]:
-    """Send a tag of 62 bits behind the data of a protocol's first message, and compare those of all ranks there.
+    """Send a tag of 62 bits after the data of a protocol's first message, and compare all ranks' tags there.
 
     Where they differ, `flag` becomes 1, indices are -1 and counts 0.
     """

@@ -109,7 +109,7 @@ def topk(
 
     Notes
     -----
-    The selection equals that of `ksieve.topk` with the same `tie_break` on the whole rows, for any number of ranks.
+    For any number of ranks, the selection equals `ksieve.topk` with the same `tie_break` on the whole rows.
 
     A call with a plan sends ``plan.messages``, for every input, and reads nothing back. On CUDA it enqueues work on the
     current stream and returns. After a call with the same plan outside of the capture it can be captured in a CUDA
@@ -291,7 +291,7 @@ def _waits(channel: Channel | None, scores: Any) -> bool:
 
 
 def _checked(torch: Any, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Check the arguments of a call; returns those of the plan to make, if any, and this rank's statement."""
+    """Check the arguments of a call; returns arguments of the plan to make, if any, and this rank's statement."""
     scores, plan, k, max_k = (given[name] for name in ("local_scores", "plan", "k", "max_k"))
     ks = k if is_array(k) else None
     bounds, fixed = ({name: given[name] for name in names if given[name] is not None} for names in (_BOUNDS, _FIXED))

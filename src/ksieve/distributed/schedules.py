@@ -34,7 +34,7 @@ class Shape:
     key_bits : int
         Bits of the ordered key of a score: 32 or 16.
     contiguous : bool
-        Whether all positions of a rank lie before those of the next.
+        Whether all positions of a rank lie before the next rank's.
     high_first : bool
         Whether the tie-break prefers the highest positions.
 
@@ -175,7 +175,7 @@ def messages(schedule: Schedule, shape: Shape, output: Output) -> tuple[Message,
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Cost of collectives between two ranks, from which that of more ranks is modelled.
+    """Cost of collectives between two ranks, from which the cost for more ranks is modelled.
 
     Attributes
     ----------
@@ -188,7 +188,8 @@ class Link:
         GB/s at which a rank sorts and counts what it received.
     source : str
     fixed_us, slot_ns : float
-        What every schedule takes beside: once, and for each slot of the answer, in nanoseconds. They decide nothing.
+        What every schedule takes in addition: once, and for each slot of the answer, in nanoseconds. They decide
+        nothing.
     """
 
     latency_us: float
@@ -246,7 +247,7 @@ def check_link(link: object) -> Link:
 
 
 def candidates(shape: Shape) -> tuple[Schedule, ...]:
-    """Schedules that a plan chooses from; of one rank, which has nothing to agree on, that of a single collective."""
+    """Schedules that a plan chooses from; one rank has nothing to agree on, and a single collective."""
     if shape.world == 1:
         return (Pairs(),)
     steps = (1 << n for n in range(1, shape.k.bit_length()))

@@ -100,7 +100,7 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def is_npy(path: Path) -> bool:
-    """Whether the first bytes of a file are those of `.npy`; its name does not count."""
+    """Whether a file begins with the bytes of `.npy`; its name does not count."""
     with readable(path, ".npy"), path.open("rb") as file:
         return file.read(6) == b"\x93NUMPY"
 

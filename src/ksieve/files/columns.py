@@ -69,7 +69,7 @@ class JoinedColumns:
 
 
 def share_lengths(files: Sequence[Scores], lengths: NDArray[Any]) -> None:
-    """Set the lengths of files of the same rows: `lengths` are those of whole rows, in place of the files' own."""
+    """Set the lengths of files of the same rows: `lengths` of whole rows replace the files' own."""
     whole, before = as_lengths(lengths, files[0].rows).astype(np.int64), 0
     for file in files:
         file.lengths = np.clip(whole - before, 0, file.width).astype(np.int32)

@@ -37,7 +37,7 @@ VERSION_KEY, KIND_KEY, K_KEY = "ksieve_capture", "kind", "topk"
 class Scores(Protocol):
     """What `open_scores` returns: a source for `ksieve.verify` and for selection by blocks or by tiles of columns.
 
-    `lengths` are those of the file, not clamped. Blocks are host arrays of `dtype`, bfloat16 as uint16 bits.
+    `lengths` are the file's, not clamped. Blocks are host arrays of `dtype`, bfloat16 as uint16 bits.
     """
 
     path: Path
@@ -64,7 +64,7 @@ Reader = Callable[[Path], Scores | None]
 """Opens a safetensors file of its own kind; None for any other."""
 
 READERS: list[Reader] = []
-"""Readers besides those of `GROUP`, for programs that run without installed metadata."""
+"""Readers besides `GROUP`'s, for programs that run without installed metadata."""
 
 
 class ScoreFile:
@@ -118,7 +118,7 @@ class ScoreFile:
 
     def tile(self, begin: int, end: int, first: int, last: int) -> Array:
         """Return columns `first` to `last` of rows `begin` to `end`; otherwise as `rows_block`."""
-        # Reading a page of a map behind the end of its file ends the process.
+        # Reading a page of a map past the end of its file ends the process.
         if self._map.size() < self._bytes:
             raise FileFormatError(f"{self.path}: it was cut after it was opened")
         block = self._matrix[begin:end, first:last]

@@ -21,7 +21,7 @@ SLOTS_AT_A_TIME = 1 << 16
 """Slots processed together: their temporaries fit a core's cache, and are bounded for any number of rows."""
 
 _UNUSED = np.uint64(0xFFFFFFFFFFFFFFFF)
-"""Sort key of an unused slot: behind every score's, whose index is at most `_LAST_INDEX`."""
+"""Sort key of an unused slot: after every score's, whose index is at most `_LAST_INDEX`."""
 
 _LAST_INDEX = 0x7FFFFFFF
 
@@ -94,7 +94,7 @@ class Finish:
         """Slots in the order of the options, unused ones last."""
         if self.options.order == "any":
             return local
-        # An index of 32 bits behind a key of 32 bits: one sort of integers orders by both.
+        # An index of 32 bits below a key of 32 bits: one sort of integers orders by both.
         flip = np.uint64(_LAST_INDEX if self.options.tie_break == "high" and self.options.order == "value" else 0)
         sortable = (local.astype(np.uint64) & np.uint64(0xFFFFFFFF)) ^ flip
         if self.options.order == "value":

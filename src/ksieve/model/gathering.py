@@ -36,7 +36,7 @@ def empty(scores: Any) -> Gathered:
 
 
 def positions_of(table: NDArray[np.int32], width: int) -> NDArray[np.int32]:
-    """Positions of scores that are those of blocks, one behind another.
+    """Positions of the scores of blocks, one block after another.
 
     `table` (ndarray of int32, shape (rows, n)): number of the block of each ``width // n`` scores; negative where they
     are none. `width`: a multiple of n. Returns ndarray of int32, shape (rows, width): -1 for a score of no block, and

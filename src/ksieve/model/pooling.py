@@ -59,7 +59,7 @@ def entries_of(
 
 
 def pool(scores: NDArray[Any], blocks: Blocks, ranking: Ranking) -> NDArray[Any]:
-    """Return the best score of each block, bit for bit: the first of those that are equal.
+    """Return the best score of each block, bit for bit: the first of equal ones.
 
     `scores`: ndarray, shape (rows, width). `ranking`: {"largest", "smallest", "nan_first"}. Returns ndarray of the
     scores' dtype, shape (rows, ceil(width / size)): row r has ``blocks.total[r]`` scores; the others are zeros.

@@ -185,7 +185,7 @@ def _better_streamed(problem: Problem, device: DeviceInfo) -> bool:
 def _fits_cluster(problem: Problem, device: DeviceInfo) -> bool:
     """Whether rows are few and short enough for clusters to keep on chip, which saves a merge over global memory.
 
-    Not those that one CTA keeps with registers to spare, nor those with a tie-break, which clusters only slow down.
+    Not rows that one CTA keeps with registers to spare, nor rows with a tie-break, which clusters only slow down.
     """
     if problem.options.tie_break != "any":
         return False
@@ -287,7 +287,7 @@ def _binned(plan: Plan) -> Plan:
     if problem.rows < points.BINNED_ROWS or problem.width > points.WIDEST_BINNED or memory.tied(problem):
         return plan
     if plan.family in IN_REGISTERS:
-        return plan  # it takes every row, and would select again those of the other launches
+        return plan  # it takes every row, and would select rows of the other launches again
     bins: list[Plan] = []
     for limit in (points.BIN_WIDTH * (i + 1) for i in range(points.MOST_BINS)):
         asked = replace(problem, width=limit)

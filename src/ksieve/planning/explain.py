@@ -1,7 +1,7 @@
 """The plans that were possible for a shape on a CUDA device, and what speaks for and against each.
 
-Reads are those of the paper's accounting: how often a row is read from memory. No time is predicted from them: at few
-rows latency decides, and reading lines costs more than their share of the bytes.
+Reads follow the paper's accounting: how often a row is read from memory. No time is predicted from them: at few rows
+latency decides, and reading lines costs more than their share of the bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Considered:
     """One kernel family for a shape.
 
     `launch`: threads, CTAs for each multiprocessor and for each row; empty if the family is refused. `waves`: CTAs
-    launched over those that run at once. `reads`: times that a row is read from memory; 0 if the family is refused.
+    launched CTAs over CTAs that run at once. `reads`: times that a row is read from memory; 0 if the family is refused.
     `verdict`: why it is chosen, or why it is not.
     """
 

@@ -75,10 +75,10 @@ RESERVED_SHARED = 1024
 """Shared memory that CUDA keeps for itself per resident CTA."""
 
 SCALAR_BYTES = 1056
-"""Shared memory behind the candidates and heights; slots are sorted in what lies before (epilogue/epilogue.cuh)."""
+"""Shared memory after the candidates and heights; slots are sorted before it (epilogue/epilogue.cuh)."""
 
 DESCRIBED_BYTES = 12 * 96
-"""And that of families that hold rows: they describe more of them ahead (kernels/common/storage.cuh, kDescriptors)."""
+"""The same for families that hold rows: they describe more rows ahead (kernels/common/storage.cuh, kDescriptors)."""
 
 SAMPLE_BYTES = 2
 """And for each of their threads, what it samples."""
@@ -123,7 +123,7 @@ def resident_slots(room: int, dtype: str) -> int:
 
 
 def register_slots(geometry: Geometry, dtype: str) -> int:
-    """Most slots of a row in registers: the ring and the histogram behind it take their positions."""
+    """Most slots of a row in registers: the ring and the histogram after it take their positions."""
     return (16 * ring_stages(geometry, dtype) * geometry.threads + HISTOGRAM_BYTES) // 4
 
 
@@ -155,14 +155,14 @@ def sort_slots(plan: Plan) -> int:
 
 
 def fixed_bytes(resident_width: int, threads: int, columns: int) -> int:
-    """Shared memory behind the candidates: heights of columns and scalars."""
+    """Shared memory after the candidates: heights of columns and scalars."""
     of_rows = DESCRIBED_BYTES + SAMPLE_BYTES * threads if resident_width else 0
     return HEIGHT_BYTES * (threads if columns else 4) + SCALAR_BYTES + of_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Candidates that a CTA holds: in a column of shared memory for each thread, and in a list behind them."""
+    """Candidates that a CTA holds: in a column of shared memory for each thread, and in a list after the columns."""
 
     columns: int
     shared: int
@@ -242,7 +242,7 @@ def entry_bytes(family: str, width: int, threads: int) -> int:
 
 
 def ring_stages(geometry: Geometry, dtype: str) -> int:
-    """Stages of a CTA's ring of loads (common/load.cuh): what a resident row fills, or those of the geometry.
+    """Stages of a CTA's ring of loads (common/load.cuh): what a resident row fills, or the geometry's number.
 
     Warps that keep a row each need no ring, and their geometry says one stage.
     """

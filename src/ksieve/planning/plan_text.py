@@ -59,7 +59,7 @@ def _numbers(fields: dict[str, Any]) -> str:
 
 
 def _made(fields: dict[str, Any]) -> Iterator[Plan]:
-    """Make the planner's plans for a text's problem: its own choice, then those of a forced family or policy."""
+    """Make the planner's plans for a text's problem: its own choice, then plans with a forced family or policy."""
     of = fields["problem"] | {"device": Device(**fields["problem"]["device"])}
     asked = Problem(**of | {"options": Options(**of["options"])})
     device = DeviceInfo(**fields["device"] | {"capability": tuple(fields["device"]["capability"])})

@@ -1,4 +1,4 @@
-"""Plans for segments some of which may be far longer than most.
+"""Plans for segments, of which a few may be far longer than most.
 
 Launches are planned for the usual width, twice the mean length. They have to take longer segments too. CTAs that keep a
 row on chip stream such a segment; warps list it for a second launch.

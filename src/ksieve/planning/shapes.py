@@ -138,7 +138,7 @@ class Shapes:
     that suits is taken. More clusters than the last shape of a width is for would not run at once. More rows than the
     last shape of `resident_block` is for are kept on chip if k is large (`RESIDENT_RANK`). All CTAs of `resident_grid`
     must run at once. `streamed`: for rows that do not; the first that suits is taken. `splits`: wide ones last,
-    `strides`: dense ones first, of which the last that suits is taken.
+    `strides`: dense ones first; the last that suits is taken.
 
     `dtype`: of the scores that all this is for. `derived_from`: the class whose entries the parts in `derived` (of
     `MEASURED`) are. `spilled`, `spilled_with_options`: widths of another class's shapes that are left out, for all
@@ -266,7 +266,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def of_class(name: str, card: str = "", dtype: str = DTYPE) -> Shapes:
-    """Read the file of a class, with those that were measured on one of its cards, by default the first."""
+    """Read the file of a class, with what was measured on one of its cards, by default the first."""
     return _of_class(name, card or next(iter(_read(name).get("measured", {})), ""), dtype)
 
 
@@ -312,7 +312,7 @@ def _for_half(found: Shapes, dtype: str) -> Shapes:
 
 @lru_cache
 def of(device: DeviceInfo, dtype: str = DTYPE) -> Shapes:
-    """Return what is shipped for scores of a dtype on a CUDA device: that of its class and model.
+    """Return what is shipped for scores of a dtype on a CUDA device, by its class and model.
 
     Raises `ArgumentError` if no class covers the device.
     """

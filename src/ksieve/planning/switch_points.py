@@ -47,8 +47,8 @@ MOST_SPLITS = 256
 """CTAs that share a row, at most. Decision 25."""
 
 MOST_SLICES = 1 << 29
-"""Bytes of the workspace that more CTAs a row than `SPLITS` has may take, or those of the rows if these are more.
-Not measured: a small part of the memory of every device."""
+"""Bytes of the workspace for more CTAs a row than `SPLITS` has, or the rows' own bytes if these are more. Not measured:
+a small part of the memory of every device."""
 
 MOST_STATISTICS = 16_384
 """Samples of a row that are ranked, beyond which its view is made sparser while that costs few candidates.
@@ -92,7 +92,7 @@ WARP_WIDTH = 1024
 Decision 24."""
 
 WHOLE_QUARTERS = 3
-"""Quarters of the width, of which k is that much or more where most short rows are selected whole. Decision 8."""
+"""If k is this many quarters of the width or more, most short rows are selected whole. Decision 8."""
 
 WHOLE_WAVES = 8
 """Rows for each CTA that fits, up to which each has its own then: they end as soon as begun. Decision 8."""

@@ -44,7 +44,7 @@ class Tuned:
     `about`: ``device`` (name, capability, multiprocessors), ``driver``, ``packages``, ``date``, ``sources``, ``dtype``,
     ``k``. `parts`: ``resident`` and ``streamed``: of each family a list of entries, fields of a `Geometry`. ``splits``
     and ``strides``: lists of fields of a `Split` and a `Stride`. An entry also has `shapes.FACTS`, if it was measured.
-    A part may be missing: then that of the device's class holds.
+    The device's class supplies a missing part.
     """
 
     about: Mapping[str, Any]
@@ -154,7 +154,7 @@ def _shapes_of(device: DeviceInfo, dtype: str, asked: str) -> Shapes:
 
 
 def with_parts(shipped: Shapes, found: Tuned, device: DeviceInfo, name: str) -> Shapes:
-    """Return shapes in which the parts of a file of that name replace those that are shipped."""
+    """Return shapes in which the parts of a file of that name replace the shipped ones."""
     parts = shapes.parts_of(found.parts, name)
     return replace(shipped, **parts, multiprocessors=device.sm_count, derived=shipped.derived - parts.keys())
 

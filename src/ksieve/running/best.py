@@ -46,7 +46,7 @@ class Best:
     """
 
     ROOM = 1
-    """Slots of a list behind those of the best so far, in units of k."""
+    """Slots of a list after the best so far, in units of k."""
 
     def __init__(self, rows: Any, k: Any, max_k: Any, dtype: Any, device: Any, options: Options) -> None:
         self.rows = problem.check_size(rows, "rows")
@@ -163,7 +163,7 @@ class Best:
     def usual_capacity(self) -> int:
         """Default slots of the lists of candidates.
 
-        The number of scores above a sample spreads by that of its rank, which a small k makes small.
+        The number of scores above a sample spreads by the sample's rank, which a small k makes small.
         """
         return max(2 * self.k, 4096)
 

@@ -43,7 +43,7 @@ class Candidates:
     Attributes
     ----------
     columns : array of int32, shape (n,)
-        Ascending columns of the sample; with blocks, their numbers. All arrays are those of the library and device of
+        Ascending columns of the sample; with blocks, their numbers. All arrays are of the library and device of
         `running`.
     cutoff : array of float32, shape (rows,)
         From `propose` on: a producer keeps every score of a row that reaches it, ``score >= cutoff`` (``score <=
@@ -54,7 +54,8 @@ class Candidates:
     scores, positions : array of the scores' dtype and of int32, shape (rows, capacity)
         Slots of the first ``min(counts[r], capacity)`` kept scores of a row, in any order, and their positions.
     left : array of int32, shape (rows,)
-        Lengths of the rows that are not resolved yet, and 0 for others: those of the tiles that finish them.
+        Lengths of the rows that are not resolved yet, and 0 for others: pass them with the tiles that finish these
+        rows.
 
     Notes
     -----
@@ -108,7 +109,7 @@ class Candidates:
         self._target = (best.k + self.capacity) // 2  # half way between too few candidates and too many
         self._ranks = min(len(begins), 2 * (self._target // self.share + 2))
         self._slot = best.xp.arange(self._ranks, **best.place)
-        self._ordered = best.empty((best.rows, self._ranks + 1), "float32")  # best samples, and behind them no bound
+        self._ordered = best.empty((best.rows, self._ranks + 1), "float32")  # best samples, then no bound
         self._ordered[:] = best.everything
 
     def propose(self, samples: Any, lengths: Any = None) -> None:
@@ -189,7 +190,7 @@ class Candidates:
         return 1 + self._best.xp.clip((count * self._valid - 1) // self._entries, 0, None)
 
     def _sample(self) -> Any:
-        """The sample behind `_at` better ones of each row; `everything` where there is none, or NaN."""
+        """The sample after `_at` better ones of each row; `everything` where there is none, or NaN."""
         xp = self._best.xp
         at = xp.clip(self._at, None, self._ranks)[:, None]
         found = np.take_along_axis(self._ordered, at, 1) if xp is np else self._ordered.gather(1, at)

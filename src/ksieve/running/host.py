@@ -18,7 +18,7 @@ I64 = NDArray[np.int64]
 
 
 class HostBest(Best):
-    """The k best scores of each row so far, and behind them scores that are not compared yet.
+    """The k best scores of each row so far, followed by scores that are not compared yet.
 
     A score of a tile that is worse than the worst of the best is dropped. Another one is appended: late in a row there
     are few. They are merged with the best when a row holds k of them. From a tile with many more than k of them the
@@ -68,7 +68,7 @@ class HostBest(Best):
         if overfull.any():
             self._select(np.flatnonzero(overfull), scores, begins, begins + lengths, first)
         if (self._held >= self.k).any():
-            self._settle(self._held > self.k // 2)  # those that would be next, too: a call costs as much as some rows
+            self._settle(self._held > self.k // 2)  # rows that would be next, too: a call costs as much as some rows
 
     def _select(self, rows: I64, scores: NDArray[Any], begins: I64, ends: I64, first: int) -> None:
         """Append the k best scores of some rows of a tile."""

@@ -1,9 +1,9 @@
 """`Running`: exact selection from rows whose columns arrive in tiles, without the matrix.
 
-Between two pushes each row holds its k best scores so far, with their positions, and behind them scores that may be
-among these. The best of parts are the best of the whole for any partition of a row. Most tiles are only read for the
-scores that may be selected (`ksieve.running.device`, `ksieve.running.host`). Otherwise a push selects from the tile
-alone, and then among the best so far and the tile's best, by position: two calls of `ksieve.topk`.
+Between two pushes each row holds its k best scores so far, with their positions, followed by scores that may be among
+these. The best of parts are the best of the whole for any partition of a row. Most tiles are only read for the scores
+that may be selected (`ksieve.running.device`, `ksieve.running.host`). Otherwise a push selects from the tile alone, and
+then among the best so far and the tile's best, by position: two calls of `ksieve.topk`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Running:
         Slots per row where k is an array.
     dtype : str or dtype
         Of the scores: "float32", "float16" or "bfloat16", or such a dtype of NumPy or PyTorch. With a dtype of PyTorch,
-        or on CUDA, arrays are tensors, otherwise those of NumPy, where bfloat16 is uint16 bits.
+        or on CUDA, arrays are tensors; otherwise they are NumPy's, with bfloat16 as uint16 bits.
     device : str or torch.device
         "cpu", or a CUDA device.
     largest, nan, tie_break, deterministic
@@ -149,7 +149,7 @@ class Running:
         Parameters
         ----------
         tile : array, shape (rows, columns)
-            Scores of 1 to `max_tile` columns, laid out as those of `ksieve.topk`; read once, and not kept.
+            Scores of 1 to `max_tile` columns, laid out as for `ksieve.topk`; read once, and not kept.
         first_column : int
             Position of the tile's first column. No column is pushed twice, and with `block_size` it is a multiple of
             that.

@@ -39,7 +39,8 @@ def keep(  # type: ignore[no-untyped-def]
     Notes
     -----
     One comparison for each score, and for each that is kept an atomic addition and two stores; no reduction. The order
-    of a list is that of the additions, which changes from run to run; answers do not depend on it with `deterministic`.
+    of a list follows the additions, which change order from run to run; answers do not depend on it with
+    `deterministic`.
     """
     stored = score.to(scores_ptr.dtype.element_ty)
     compared = stored.to(tl.float32)

@@ -2,11 +2,11 @@
 
 1. `questions` lists shapes of score matrices: widths of rows on chip and of longer ones, and row counts from one to
    many times the device. `candidates` lists what may answer them.
-2. All kernels are compiled first, on all processors; those that spill registers are left out.
+2. All kernels are compiled first, on all processors. Kernels that spill registers are left out.
 3. `run` times the candidates of each question in one process, on the same inputs, and verifies their answers. Results
    are kept after each question, so that an interrupted run goes on where it stopped.
 4. `ksieve.tuning.table` turns the winners into entries, each with its time, what came second, and by how much.
-   `ksieve.tuning.spills` marks those that are for calls without options.
+   `ksieve.tuning.spills` marks the shapes for calls without options.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ONE_CTA_WIDTHS = (
 SHARED_WIDTHS = (16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
 FEW = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 WAVES = (0.5, 0.75, 1, 1.25, 2, 2.5, 3.1, 4, 8, 16, 32)
-"""Row counts of one-CTA shapes, over the number of multiprocessors: those that fill it, and those that just do not."""
+"""Row counts of one-CTA shapes, over the number of multiprocessors: some fill the device, some just do not."""
 
 WIDER = " w"
 """In the name of a candidate, in front of its resident width where that is not the narrowest."""
@@ -237,7 +237,7 @@ def choice_of(question: Question, target: Target) -> str:
 
 
 def prepare(asked: Sequence[Question], target: Target, progress: Progress) -> Options:
-    """Compile the kernels of all candidates; return those of each question that run as planned."""
+    """Compile the kernels of all candidates; return each question's candidates that run as planned."""
     from ksieve.backends.cuda.jit.spec import kernel_spec
 
     options = {

@@ -43,7 +43,7 @@ Parts = dict[str, Any]
 
 
 def table(done: Results, target: Target) -> Parts:
-    """Return the parts of a file; one of which nothing was measured is left out, and that of the class holds."""
+    """Return the parts of a file. A part without measurements is left out, and the class's part holds."""
     measured = _by_width(done, target)
     streamed = {"stream": _stream_shapes(measured, target), "stream_split": _split_shape(measured)}
     parts = {

@@ -21,7 +21,7 @@ MEMORY = 0.75
 """Share of the free device memory that inputs may take."""
 
 PITCH_BYTES = 1024
-"""Alignment of row starts: that of score producers, and the largest that a peer requires."""
+"""Alignment of row starts: score producers', and the largest that a peer requires."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Variant:
         return with_workspace(replace(plan, **changes)) if changes else plan
 
     def _shapes(self, known: Shapes, device: DeviceInfo) -> Shapes:
-        """Launch shapes to plan with in the place of known ones: those of the file, with the fields of `geometry`."""
+        """Launch shapes that replace known ones: the file's, with the fields of `geometry`."""
         path = Path(self.shapes_file).expanduser()
         if self.shapes_file and tuned.dtype_of(path) in (known.dtype, None):
             known = tuned.with_parts(known, tuned.read(path, device, known.dtype), device, path.name)

@@ -1,4 +1,4 @@
-"""CPU backend: Numba kernels over rows, spread over threads; and the NumPy model behind the same call."""
+"""CPU backend: Numba kernels over rows, spread over threads; and the NumPy model by the same call."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Kernel:
         return _called(self.function.py_func, {}) | {self: None}
 
     def load(self) -> None:
-        """Load the machine code, or compile it; that of the kernels that it calls must be loaded."""
+        """Load the machine code, or compile it; kernels that it calls must be loaded."""
         self.function.compile(self.signature)
         self.function.disable_compile()
         (compiled,) = self.function.overloads.values()
@@ -114,7 +114,7 @@ _progress: Progress | None = None
 
 
 def prepare(*kernels: Kernel) -> None:
-    """Load or compile kernels, and those that they call, so that the calls after it compile nothing."""
+    """Load or compile kernels, and the kernels that they call, so that later calls compile nothing."""
     global _progress
     if all(one.address for one in kernels):
         return

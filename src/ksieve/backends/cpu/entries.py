@@ -36,7 +36,7 @@ from ksieve.model.guess import BLOCK
 _BEST = 4 * (TILE + BLOCK)
 _SPARE = _BEST + 4 * TILE
 POOLING_BYTES = _SPARE + 4 * (TILE // 2 + 1)
-"""Bytes of scratch memory: keys of a tile, whose masks are read past a block's end; best keys; those of halves."""
+"""Bytes of scratch memory: keys of a tile, whose masks are read past a block's end; best keys; keys of halves."""
 
 
 @jit
@@ -60,7 +60,7 @@ def first_of(address: Int, key: Word) -> Int:
 
 @jit
 def score_of_key(key: Word) -> Word:
-    """Float32 bits of a number's ordered key, other than that of the zeros, which have two."""
+    """Float32 bits of a number's ordered key, except for the zeros, which have two."""
     return key if key >> np.uint32(31) else np.uint32(key ^ np.uint32(ZERO_KEY))
 
 

@@ -206,7 +206,7 @@ def run_arranging(
     """Write rows of selected entries: `ksieve.model.entries.arrange`, compiled, and the epilogue.
 
     `entries`, `forced`, `chosen`: as of `ksieve.model.entries.arrange`. `finish`: the epilogue and its output arrays,
-    but for the values, which are those of the entries. `options`: of the call.
+    except the values, which are the entries'. `options`: of the call.
     """
     from ksieve.backends.cpu.compiled import prepare
     from ksieve.backends.cpu.entries import arrange_rows

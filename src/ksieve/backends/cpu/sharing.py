@@ -30,7 +30,7 @@ PORTIONS_PER_THREAD = 16
 _MOST_WAITING = 256
 """Largest number of queued requests for helpers; further calls run on their own thread alone."""
 
-# The C locks behind `threading.Lock`: its own `acquire` runs signal handlers while it waits, and lets their exceptions
+# The C locks of `threading.Lock`: its own `acquire` runs signal handlers while it waits, and lets their exceptions
 # through. Calls through `CDLL` release the GIL.
 _api = ctypes.CDLL(None, handle=ctypes.pythonapi._handle)
 _allocate, _acquire, _release = (

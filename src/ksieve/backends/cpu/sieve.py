@@ -74,7 +74,7 @@ def tighten(cutoff: Int, count: Int, guesses: Int, memory: Int) -> Int:
 
 @jit
 def _append(address: Int, position: Int, mask: Word, hits: Int) -> None:
-    """Store the positions of the bits set in `mask`, and up to four stray ones behind them.
+    """Store the positions of the bits set in `mask`, then up to four stray ones.
 
     One group of four is stored at least. Most blocks have few or none, and a branch on their exact number
     would be mispredicted too often.

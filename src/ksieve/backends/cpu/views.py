@@ -1,4 +1,4 @@
-"""Sampling of a row before its scan: at the policy's positions, and at those of a guess (`ksieve.model.guess`)."""
+"""Sampling of a row before its scan: at the positions of the policy and of a guess (`ksieve.model.guess`)."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ STEM = "running/keep"
 """Its source file."""
 
 MOST_SLOTS = 4096
-"""Most slots of a row: shared memory has room to list those that a compaction empties."""
+"""Most slots of a row: shared memory has room to list the slots that a compaction empties."""
 
 FEWEST = 2048
-"""Slots of a list behind the k best, at least: a small k has few compactions too."""
+"""Slots of a list after the k best, at least: a small k has few compactions too."""
 
 THREADS = 256
 

@@ -27,7 +27,7 @@ HIGH_FIRST, OF_SHARD, GATHERED = 1, 2, 4
 """Flags of `SHARD`."""
 
 TAG_WORDS = 2
-"""Words of 8 bytes behind the data that a rank sends: one that keeps those of the next at 16 bytes, and its tag."""
+"""Words of 8 bytes after the data that a rank sends: one that aligns the next rank's data to 16 bytes, and its tag."""
 
 STEMS = ("distributed/best", "distributed/between", "distributed/select")
 """Their source files, in the order of a call."""

@@ -1,6 +1,6 @@
 """XLA's foreign function interface (FFI) in Python: what a custom call gets, and handlers of custom calls.
 
-The structures are those of ``xla/ffi/api/c_api.h``, which JAX ships (``jax.ffi.include_dir()``). Within a major version
+The structures come from ``xla/ffi/api/c_api.h``, which JAX ships (``jax.ffi.include_dir()``). Within a major version
 XLA only appends to them.
 
 XLA calls a handler with a C function pointer and reads the error that it returns. A ctypes callback alone is no such
@@ -268,7 +268,7 @@ class Handler:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Refuse further calls, and wait for those that are in Python."""
+        """Refuse further calls, and wait for calls that are in Python."""
         self._gate.closed = 1
         while self._gate.inside:
             time.sleep(0.001)

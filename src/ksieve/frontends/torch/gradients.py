@@ -113,7 +113,7 @@ def layout_of(options: Options) -> Layout:
 def with_values(
     scores: Any, found: Selection[Any], layout: Layout, lengths: Any, given: Mapping[str, Any], raw: bool
 ) -> Selection[Any]:
-    """Answer of a call with values, of that of its positions; `given` holds its arrays of any library."""
+    """Answer of a call with values, from the answer with its positions; `given` holds its arrays of any library."""
     own = {name: given.get(name) for name in _ARRAYS}
     own["lengths"] = given.get("ends") if lengths is None else lengths
     for name, array in own.items():

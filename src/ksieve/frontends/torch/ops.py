@@ -306,8 +306,8 @@ def encode(
 ) -> tuple[str | None, str, Facts, tuple[Any, ...]]:
     """Encode the plan of an operator call as text, None without one, and its options, "" for plain ones.
 
-    `scalars`: options of the call that are no arrays. `arrays`: names of those that are. `plan`: supplies the options
-    that the call omits. `detach`: whether values carry a gradient, so that the operator selects their positions alone.
+    `scalars`: options of the call that are no arrays. `arrays`: names of the others. `plan`: supplies the options that
+    the call omits. `detach`: whether values carry a gradient, so that the operator selects their positions alone.
     `resolved`: `per_row_k`, `lengths` and `out_dtype` of `ksieve.core.arguments.resolve`. Also return what the program
     has to know of the options, and the fields of `ksieve.frontends.torch.gradients.Layout`.
     """

@@ -58,7 +58,7 @@ def needed(
 
     Shapes share most of their kernels, because rows, width and k are run-time parameters. For a few shapes, calls
     without a plan use other kernels (`kept` of `ksieve.planning.choose.choose`): with `unplanned` those are needed too.
-    With `leading` they are those of arrays with leading strides.
+    With `leading` they take arrays with leading strides.
 
     Raises `ArgumentError` if a shape is out of range, or a forced family cannot run it.
     """
@@ -128,7 +128,7 @@ def _changes(of: Callable[[int], object], points: Sequence[int]) -> set[int]:
 def shortcomings(plan: Plan, spec: KernelSpec, used: Resources) -> list[str]:
     """List the reasons why a compiled kernel cannot run as planned; empty if it can.
 
-    The number of resident blocks is that of the kernel's launch bounds: with statistics, which take registers, one.
+    The number of resident CTAs is the kernel's launch bound: with statistics, which take registers, one.
     """
     device, found = plan.device, []
     blocks = dict(spec.defines)["KSIEVE_CTAS_PER_SM"]

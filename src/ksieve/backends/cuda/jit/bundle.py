@@ -3,8 +3,8 @@
 A bundle is a zip archive without compression, whose checksums tell what is damaged. Its member ``index.json`` says
 which ksieve made it, from which sources and with which compiler, and lists the kernels. The bytes depend on the kernels
 alone: the compiler's reports, which contain times and paths, are not kept. ``KSIEVE_BUNDLE`` names the bundle of a
-process: its kernels are used before those of the cache, and before one is compiled. A kernel is found by what decides
-its machine code but the compiler, since the process may have none (`cache.identity_of`).
+process: its kernels come before the cache and before compilation. A kernel is found by what decides its machine code
+but the compiler, since the process may have none (`cache.identity_of`).
 
 Like an entry of the cache, a bundle must belong to the caller or root, and no other user may write it.
 """
@@ -109,7 +109,7 @@ def read(path: Path) -> Bundle:
 
     Raises `BackendError` if it is absent, damaged, of another version, or could have been written by another user.
     """
-    # The variable may name a link, of which the target counts.
+    # The variable may name a link: its target counts.
     with _errors(path), opened(path) as file, zipfile.ZipFile(file) as archive:
         facts = json.loads(_content(archive, _INDEX))
         ksieve, sources, made_with = (str(facts[name]) for name in ("ksieve", "sources", "compiler"))
@@ -152,7 +152,7 @@ def obtain(spec: KernelSpec, sources: Sources | None = None) -> tuple[Cubin, boo
 
 
 def missing(specs: Iterable[KernelSpec]) -> list[KernelSpec]:
-    """Return the kernels that the bundle of this process has not, all without one: those that a warm-up has to compile.
+    """Return the kernels that a warm-up has to compile: what the process's bundle lacks, all without one.
 
     Raises `BackendError` if ``KSIEVE_BUNDLE`` names a file that cannot be used.
     """

@@ -42,8 +42,8 @@ def facts_of(spec: KernelSpec, sources: Sources) -> dict[str, Any]:
 def obtain(spec: KernelSpec, sources: Sources | None = None, directory: Path | None = None) -> tuple[Cubin, bool]:
     """Return a compiled kernel, and whether this call compiled it.
 
-    `sources`: those of the package when omitted. `directory`: `ksieve.backends.code_cache.cache_dir` when omitted.
-    Raises `BackendError` if compilation fails.
+    `sources`: the package's when omitted. `directory`: `ksieve.backends.code_cache.cache_dir` when omitted. Raises
+    `BackendError` if compilation fails.
     """
     sources = sources or compiler.shipped_sources()
 

@@ -197,7 +197,7 @@ def extended(plan: Plan) -> bool:
 
 
 def with_slots(plan: Plan) -> bool:
-    """Whether it also takes those of what slots hold beyond one index each."""
+    """Whether it also takes options for what slots hold beyond one index each."""
     return _defined(plan, "COUNTS", "EXPAND", "POSITIONS")
 
 

@@ -89,7 +89,7 @@ WARM_UP = (
 def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int, sources: Sources | None = None) -> int:
     """Load a kernel on a device, compiling it when no bundle or cache has it; the device's context is current.
 
-    ``sources`` are those of the package when omitted.
+    ``sources`` are the package's when omitted.
 
     Raises `BackendError` if `stream` is being captured and the kernel is not loaded yet, or compilation fails.
     """
@@ -192,7 +192,7 @@ class Arguments(NamedTuple):
     """Arguments of a launch of a plan's kernels: addresses, 0 where an argument is absent, and sizes.
 
     `options`: fields of `OPTIONS`, if the plan's kernel takes them (`extended`), then fields of `SLOTS` (`with_slots`).
-    Fields of `LEADING` come last, if it takes leading strides. `k`: that of the plan when omitted, or 0.
+    Fields of `LEADING` come last, if it takes leading strides. `k`: the plan's when omitted, or 0.
     """
 
     scores: int
@@ -278,7 +278,7 @@ class Launcher(Kernel):
         yield own
 
     def repeated(self, asked: Arguments, names: Sequence[str]) -> Callable[[list[int], int], None]:
-        """Prepare a launch of which nothing changes but addresses and the stream; safe to call from any thread.
+        """Prepare a launch that changes only in addresses and stream; safe to call from any thread.
 
         `names`: keys of `WORDS`: the addresses that a call passes. The result is called with the addresses and the
         stream, and raises what `launch` raises.
