@@ -21,7 +21,7 @@ NONE, LAST, HIGHEST, FORCED = -(1 << 31), 1 - (1 << 31), (1 << 31) - 2, (1 << 31
 """Ranks of what is no entry, of NaN below every number and above every number, and of forced entries."""
 
 INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80, "uint16": 0x7F80}
-"""Bits of infinity; uint16 holds those of bfloat16."""
+"""Bits of infinity; uint16 holds bits of bfloat16."""
 
 FAR = 1 << 40
 ON_HOST, ON_DEVICE = 1 << 21, 1 << 25
@@ -166,7 +166,7 @@ class Entries:
 
     `rank`: greater is better; `NONE` where there is no entry, `FORCED` for forced ones. `number`, `begin`, `size`,
     `column`: number of each entry, its first position, how many it has, and the column of its best score. `tail`,
-    `high`: bounds of the positions behind the last whole entry.
+    `high`: bounds of the positions after the last whole entry.
     """
 
     rank: Any
@@ -208,7 +208,7 @@ def _block(call: Mapping[str, Any]) -> int:
 
 
 def _expand(call: Mapping[str, Any]) -> int:
-    """Positions that are written of an entry; True stands for those of a block."""
+    """Positions that are written of an entry; True stands for the block's."""
     return int(call.get("expand") or 1)
 
 

@@ -80,9 +80,9 @@ def simulate(
         Number of ranks.
     layout : Contiguous or Interleaved
     widths : sequence of int, optional
-        Widths of contiguous shards, which together hold the row. Default: those that differ by at most one score.
+        Widths of contiguous shards, which together hold the row. Default: widths that differ by at most one score.
     schedule : Pairs, Samples or Digits, optional
-        Default: that of the least modelled time on NVLink.
+        Default: the one of the least modelled time on NVLink.
     output : {"owned", "global"}
     options : Options
         `windows`, `next_n`, `tie_break`, `largest` and `nan` are used.

@@ -61,8 +61,8 @@ class Traffic:
     or on the CPU ``1 + 1/s + p_band + p_exact``, in row scans. `realised`: mean over rows of scores read over valid
     length, rescans included. `rounding`: mean of view size over valid length, less P/s. `rescans`: mean complete
     traversals per row for frontiers beyond the candidate storage, or on the CPU for tie-breaks and guesses that
-    admitted too few. `mismatched`: rows, of any route, whose reads are not those of its route plus 0 to 3 rescans, or 4
-    of rows cut into segments.
+    admitted too few. `mismatched`: rows, of any route, whose reads are not their route's plus 0 to 3 rescans, or 4 of
+    rows cut into segments.
     """
 
     rows: int
@@ -91,10 +91,10 @@ def check_traffic(
 ) -> Traffic:
     """Compare the traffic in statistics with the paper's table and formula.
 
-    `stats` are those of one call, which `policy` made; `lengths` are clamped to the width. `splits`: segments per row.
-    Rows of at most `resident_width` stay on chip in the direct-exact route and are read once. `family`: kernel family
-    of the plan; "cpu" reads as `KEPT_SCANS` says. ``realised == predicted + rounding + rescans`` but for floating-point
-    error, whenever the result is ``ok``.
+    `stats` are of one call, which `policy` made; `lengths` are clamped to the width. `splits`: segments per row. Rows
+    of at most `resident_width` stay on chip in the direct-exact route and are read once. `family`: kernel family of the
+    plan; "cpu" reads as `KEPT_SCANS` says. ``realised == predicted + rounding + rescans`` but for floating-point error,
+    whenever the result is ``ok``.
     """
     valid = np.asarray(lengths, dtype=np.int64)
     if valid.shape != (len(stats),):

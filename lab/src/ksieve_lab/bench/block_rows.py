@@ -33,7 +33,7 @@ CHUNK = 128
 """Scores of a row that stay together where rows are varied: the sizes of blocks of most kinds divide it."""
 
 BESIDE = 3
-"""Columns of an output's memory beside its own, which no call may write to."""
+"""Columns of an output's memory besides its own, which no call may write to."""
 
 OF_LENGTHS = ("ragged", "uniform", "adversarial", "blocks", "full")
 FAMILIES = (
@@ -53,8 +53,8 @@ Topk = Callable[..., Any]
 class Kind:
     """Calls with the same options.
 
-    `asked`: options by their names in `ksieve.core.table`. `arrays`: those that are passed, by name; "live" stands for
-    `num_rows`, "k" for an array k. `most`: rows of a call. `share`: rows, over those of a usual kind.
+    `asked`: options by their names in `ksieve.core.table`. `arrays`: the passed ones, by name; "live" stands for
+    `num_rows`, "k" for an array k. `most`: rows of a call. `share`: rows, over a usual kind's.
     """
 
     name: str
@@ -144,7 +144,7 @@ class Batch:
 
 
 def batches(count: int) -> Iterator[Batch]:
-    """Calls with `count` rows or a few more, divided among kinds and dtypes; those of a kind have equal rows."""
+    """Calls with `count` rows or a few more, divided among kinds and dtypes; calls of a kind have equal rows."""
     variants = [(kind, dtype) for kind in KINDS for dtype in kind.dtypes]
     shares = sum(kind.share for kind, _ in variants)
     number = itertools.count()
@@ -169,9 +169,9 @@ def verify_rows(
 ) -> dict[str, Any]:  # fmt: skip
     """Select and verify rows of many kinds.
 
-    `count`: rows; a few more are verified, so that calls of a kind have equal shapes. `device`: that of the plans.
+    `count`: rows; a few more are verified, so that calls of a kind have equal shapes. `device`: of the plans.
     `progress`: called as ``progress(calls done, calls in all)``. `topk`: in place of `ksieve_lab.bench.calls.select`.
-    `where`: device of the tensors, by default that of the plans.
+    `where`: device of the tensors, by default the plans'.
 
     Returns
     -------
@@ -263,7 +263,7 @@ def _bases(kind: Kind, first: int, count: int, rng: np.random.Generator) -> tupl
     for i, name in enumerate(families):
         number = int(rng.integers(1 << 20))
         more = {"block": block if block > 1 else 8} if name in OF_BLOCKS else {}
-        # What a family puts at rank k is at that of scores, or of blocks.
+        # Rank k of a family is a rank among scores, or among blocks.
         k = kind.k * (block if number & 2 else 1)
         with np.errstate(all="ignore"):
             found[i] = PRODUCERS[name](1, found.shape[1], seed=seed, first_row=number, k=k, **more)[0]
@@ -323,7 +323,7 @@ def _arrays(batch: Batch, rng: np.random.Generator, where: str) -> dict[str, Any
 
 
 def answer(batch: Batch, plan: Plan, topk: Topk) -> tuple[dict[str, Any], bool]:
-    """Outputs of a call, and whether the columns beside them are as they were."""
+    """Outputs of a call, and whether the columns next to them are as they were."""
     import torch
 
     outputs = calls.outputs_of(plan, batch.scores, BESIDE)

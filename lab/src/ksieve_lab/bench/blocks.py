@@ -1,4 +1,4 @@
-"""Blocks, pools and forced entries in one call, beside the same result from PyTorch operations around a selector."""
+"""Blocks, pools and forced entries in one call, compared with PyTorch operations around a selector."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MODELS = (
     Model("MiniMax-M3", Steps(16, 128, first=True, last=True)),
     Model("MiniMax-M3, scored", Steps(16, first=True, last=True), (*SCORED, *FEW), per=128),
 )
-"""Calls to measure: block selections, complete levels, and selections from scores that are those of blocks already."""
+"""Calls to measure: block selections, complete levels, and selections from scores of blocks."""
 
 Case = tuple[Model, int, int, str]
 """Model, rows, positions and dtype."""

@@ -173,7 +173,7 @@ def _without_matrix(stages: Sequence[Stage], produce: Produce) -> list[Selector]
 
 
 def _made(make: Callable[[], _Way]) -> tuple[_Way, int]:
-    """A way that has run once, and the most memory that it took beside factors and answers."""
+    """A way that has run once, and the most memory that it took besides factors and answers."""
     import torch
 
     before = torch.cuda.memory_allocated()

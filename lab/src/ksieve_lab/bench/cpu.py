@@ -45,7 +45,7 @@ TORCH = "torch.topk(sorted=False)"
 ARGPARTITION = "numpy.argpartition"
 
 PARTS = ("compared", "short", "options", "adversarial", "start")
-"""What can be measured; adversarial rows include those that a search finds."""
+"""What can be measured; adversarial rows include what a search finds."""
 
 SHAPES = ((64, 131_072), (16, 1_048_576))
 """Rows and width of the default measurement."""

@@ -78,7 +78,7 @@ VALUES: Mapping[str, Callable[[Inputs], Any]] = {
 class Call:
     """How an operator is called.
 
-    `takes`: arguments behind the scores, each a name of `VALUES` or a number. The engine's own operator takes scores of
+    `takes`: arguments after the scores, each a name of `VALUES` or a number. The engine's own operator takes scores of
     `dtypes`, a k of `ks` (empty: any), and at most `most_rows` and `most_width`. It clamps k to `most_k`. `whole`: it
     takes no lengths. `expand`: columns of an entry that is selected.
     """
@@ -93,7 +93,7 @@ class Call:
     expand: int = 1
 
     def arguments(self, i: Inputs) -> dict[str, Any]:
-        """Make the arguments behind the scores."""
+        """Make the arguments after the scores."""
         return {name: VALUES[of](i) if isinstance(of, str) else of for name, of in self.takes.items()}
 
     def refusal(self, rows: int, width: int, k: int, dtype: str) -> str | None:

@@ -39,7 +39,7 @@ LOST_BY = "lost_by"
 """Fact of a call that lost the GPU context: the side that was running. Every further call of the process fails."""
 
 LAST = tuple(f"flashinfer.topk.top_k_page_table_transform {rows} x 131072 bfloat16" for rows in (256, 2048))
-"""Calls of an engine's own operator that lose the GPU context on an H100, those of FlashInfer 0.7.2.post1: they are
+"""Calls of an engine's own operator that lose the GPU context on an H100, with FlashInfer 0.7.2.post1: they are
 measured after all others."""
 
 HOST_ROWS, HOST_WIDTH = 4, 4096
@@ -85,7 +85,7 @@ def listed(operators: Sequence[Replaced], settings: Settings) -> list[Case]:
 
 
 def prepare(every: Sequence[Case], k: int, live: Live) -> None:
-    """Compile the kernels on all processors: those of ksieve, then those that the engines compile."""
+    """Compile the kernels on all processors: ksieve's, then the engines'."""
     device = tasks.require_device()
     runner.compiled((partial(_plan, case, k, device) for case in every), live)
     firsts = {(case.operator.name, case.dtype): (case.operator, case.dtype) for case in every}

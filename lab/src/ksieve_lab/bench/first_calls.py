@@ -101,7 +101,7 @@ def measure(settings: Settings, live: Live) -> Facts:
         cache = Path(name, "built")
         for engine in dict.fromkeys(first.engine for first in firsts):
             own, bundle = [first for first in firsts if first.engine == engine], str(Path(name, f"{engine}.zip"))
-            # It finds kernels that are those of an engine before, too.
+            # It also finds kernels of an engine before it.
             found["builds"].append({"engine": engine} | _build(own, cache, bundle))
             for first in own:
                 call(first, BUILT, KSIEVE_CACHE_DIR=str(cache))

@@ -14,7 +14,7 @@ def measure_host(
     """Time contenders on the CPU, otherwise as `timing.measure` does: arguments and result are as there.
 
     No cache is emptied: `read_bytes` is not used. With `every_round` the answers of all rounds are judged, outside the
-    clock, otherwise those of the untimed one.
+    clock, otherwise the untimed one's.
     """
     timings = [Timing(c.name) for c in contenders]
     for turn in range(-1, rounds):

@@ -42,7 +42,7 @@ def plan_for(scores: Any, k: int, choice: Choice, device: str | DeviceInfo) -> P
 
 
 class Cpu:
-    """The CPU backend; "families" are those of CUDA and mean nothing here. `Gpu` does the same on a GPU."""
+    """The CPU backend; "families" are CUDA's and mean nothing here. `Gpu` does the same on a GPU."""
 
     name = "cpu"
     backend: Literal["cpu", "reference"] = "cpu"

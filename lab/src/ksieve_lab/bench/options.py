@@ -14,7 +14,7 @@ from ksieve_lab.bench.runner import Facts, Settings
 
 PAGE_SIZE = 64
 SHORT = 8
-"""Width of a matrix over that of its longest row."""
+"""Width of a matrix over its longest row."""
 
 TOKENS = 2
 PLAIN = "plain"
@@ -109,7 +109,7 @@ def chosen_options(settings: Settings) -> list[Option]:
 
 
 def results(found: Sequence[Facts], settings: Settings) -> Facts:
-    """Facts of every shape, and of every option the mean of its times over those of the plain call."""
+    """Facts of every shape, and of every option the mean of its times over the plain call's."""
     ratios: dict[str, list[float]] = {}
     for shape in found:
         for name, facts in shape.get("selectors", {}).items():
@@ -123,7 +123,7 @@ def results(found: Sequence[Facts], settings: Settings) -> Facts:
 
 
 def measure(case: Case, here: Here) -> Facts:
-    """Time the plain call and every option on one shape; ``of_plain`` is a median over that of the plain call."""
+    """Time the plain call and every option on one shape; ``of_plain`` is a median over the plain call's."""
     facts: Facts = {"rows": case.rows, "width": case.width}
     task = gpu.filled(case, here)
     if isinstance(task, str):

@@ -73,7 +73,7 @@ def cases(settings: Settings) -> list[tuple[int, int, str, str]]:
 
 
 def measure(settings: Settings, live: Live) -> Facts | None:
-    """Time calls on this rank; every rank must run it. Verdicts are those of the first rank, which has the payload."""
+    """Time calls on this rank; every rank must run it. Verdicts are the first rank's, which has the payload."""
     kind = settings.fixed["device"]
     with group(kind) as (rank, world):
         listed = [

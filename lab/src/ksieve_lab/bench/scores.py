@@ -117,7 +117,7 @@ class Factors:
         self._q, self._w, self._keys, self._scale = (t.to(device) for t in (self._q, self._w, self._keys, self._scale))
         (queries, heads, _), count = self._q.shape, len(self._keys)
         row = torch.arange(rows, device=device)
-        # The file's last queries, for few rows: those that see the most keys.
+        # The file's last queries, for few rows: they see the most keys.
         query = (queries - min(rows, queries) + row + seed * rows) % queries
         for tile, first in enumerate(range(0, width, count)):
             columns = slice(first, min(first + count, width))

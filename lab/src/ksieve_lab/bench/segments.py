@@ -1,4 +1,4 @@
-"""Segments of flat scores beside the matrix of as many rows and as many scores: by what the host says of them."""
+"""Segments of flat scores compared with a matrix of as many rows and scores, by what the host says of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def results(found: Sequence[Facts], settings: Settings) -> Facts:
 
 
 def measure(case: Case, here: Here) -> Facts:
-    """Time the matrix and the segments; ``of_matrix`` is a median over that of the matrix."""
+    """Time the matrix and the segments; ``of_matrix`` is a median over the matrix's."""
     import torch
 
     rows, mean, k, dtype = case.ask

@@ -22,8 +22,8 @@ class Steps:
 
     `block`: scores of a block; 1 without blocks. `expand`: positions of an entry that are written; 1: its number.
     `first`, `last`: whether the first and the last entry of a row are selected with any score, inside the k. `tail`:
-    whether the positions behind the last whole entry are written too. `table`: whether scores are those of candidates,
-    8 positions for each block of a table.
+    whether the positions after the last whole entry are written too. `table`: whether scores belong to candidates, 8
+    positions for each block of a table.
     """
 
     k: int
@@ -59,7 +59,7 @@ class Steps:
 
 
 def by_torch(scores: Any, counts: Any, k: int) -> Any:
-    """`torch.topk`, which knows no lengths: what is behind them is overwritten before."""
+    """`torch.topk`, which knows no lengths: what follows them is overwritten before."""
     import torch
 
     behind = torch.arange(scores.shape[1], device=scores.device) >= counts[:, None]

@@ -72,7 +72,7 @@ class Factors:
         return evaluate(_wide(self.q[rows]), self.weights[rows], max(last - first, 0), read, scale)
 
     def causal(self) -> NDArray[np.int32]:
-        """Lengths of a file that holds none: those of a causal window."""
+        """Lengths of a file that holds none: a causal window's."""
         rows, width = self.shape
         if rows > width:
             raise FileFormatError(

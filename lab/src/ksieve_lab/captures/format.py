@@ -120,7 +120,7 @@ class Capture(ScoreFile):
         return int(lengths.min()), int(lengths.max()), int(lengths.sum(dtype=np.int64))
 
     def clamped(self) -> NDArray[np.int32]:
-        """Return the lengths, clamped to [0, width]; those of full rows take no memory."""
+        """Return the lengths, clamped to [0, width]; lengths of full rows take no memory."""
         return self.lengths if self.lengths.strides == (0,) else np.clip(self.lengths, 0, self.width)
 
     def describe(self) -> dict[str, str]:

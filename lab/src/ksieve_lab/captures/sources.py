@@ -32,7 +32,7 @@ TAKES = 'float32, float16, bfloat16 (uint16 bits in NumPy), or float64 rounded o
 
 
 class Source(NamedTuple):
-    """An array in a file: `dtype` is a canonical name; `names` are those of all arrays of the file, or none."""
+    """An array in a file: `dtype` is a canonical name; `names` are all arrays of the file, or none."""
 
     array: Array
     dtype: str

@@ -41,7 +41,7 @@ class CaptureWriter:
     k : int, optional
         The K that the capture is meant for.
     metadata : mapping of str to str, optional
-        Description, origin and licence of the scores, under any names but those of the format.
+        Description, origin and licence of the scores, under any names but the format's.
 
     Raises
     ------

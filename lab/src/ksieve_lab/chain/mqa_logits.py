@@ -134,7 +134,7 @@ def mqa_candidates(
 ) -> None:
     """Score every key for every query, and keep what `into` asks for in place of writing a matrix.
 
-    Arguments are those of `mqa_logits`; `into` has a row for each query and float32 scores, and larger ones are better.
+    Arguments are as of `mqa_logits`; `into` has a row for each query and float32 scores, and larger ones are better.
     """
     _launch(q, keys, weights, lengths, key_scale, into.scores, into, False, tile)
 

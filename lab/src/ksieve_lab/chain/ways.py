@@ -1,7 +1,7 @@
 """Production and selection without the matrix, as `ksieve bench chain` times them: by tiles, and by candidates.
 
 Rows are taken in blocks, so that the lists of a block, and no more, are in memory; each block runs through all columns.
-Every call has fixed shapes, so that a way is one CUDA graph. Pushes run on a second stream, beside the production of
+Every call has fixed shapes, so that a way is one CUDA graph. Pushes run on a second stream, during the production of
 the next tile.
 """
 
@@ -25,7 +25,7 @@ PASSES = 2
 """Passes of the producer that keeps candidates, before the rest comes by tiles."""
 
 Keep = Callable[[Factors, Candidates], None]
-"""``keep(factors, candidates)``: produces all scores and keeps those that the candidates ask for."""
+"""``keep(factors, candidates)``: produces all scores and keeps what the candidates ask for."""
 
 
 def joined(factors: Sequence[Factors]) -> Factors:
@@ -53,7 +53,7 @@ class Beside:
 
     @contextmanager
     def reading(self, buffer: int = -1) -> Iterator[None]:
-        """Enqueue there, after what the current stream has now; `reuse` waits for those that read a buffer."""
+        """Enqueue there, after what the current stream has now; `reuse` waits for readers of a buffer."""
         if self.stream is None:
             yield
             return

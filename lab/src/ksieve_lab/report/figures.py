@@ -320,7 +320,7 @@ def _series(
 
 
 def _looks(names: Sequence[str]) -> dict[str, int]:
-    """Index of the look of each series: that of a library, or the next that no library of these has."""
+    """Index of the look of each series: its library's, or the next that no library of these has."""
     known = {name: LIBRARIES.index(name) for name in names if name in LIBRARIES}
     free = (index for index in range(len(names) + len(known)) if index not in known.values())
     return {name: known[name] if name in known else next(free) for name in names}

@@ -57,7 +57,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """What the terminal shows of the results of some benches, beside their cases.
+    """What the terminal shows of the results of some benches, besides their cases.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """Cost of a row on a device: a linear model with few constants, each with its source.
 
-The cost is that of many rows at once, in device time per row: rows over throughput, not the latency of one. It
-weighs policies against each other; it does not predict a benchmark to the per cent.
+The cost is for many rows at once, in device time per row: rows over throughput, not the latency of one. It weighs
+policies against each other; it does not predict a benchmark to the per cent.
 """
 
 from __future__ import annotations

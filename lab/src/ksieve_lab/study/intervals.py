@@ -1,7 +1,7 @@
 """Confidence in rates that were measured on rows which are not independent.
 
 Neighbouring rows of a capture come from neighbouring tokens, so rows are taken in blocks, and what scatters between
-blocks counts. Each row brings a probability (the share of its phases), of which service draws one phase.
+blocks counts. Each row brings a probability, the share of its phases; service draws one phase.
 """
 
 from __future__ import annotations

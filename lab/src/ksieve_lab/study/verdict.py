@@ -51,7 +51,7 @@ def least_length(k: int) -> int:
 
 
 def plans_of(capture: Capture, k: int, device: str | DeviceInfo = "cpu") -> list[Plan]:
-    """Plans to judge for a capture's rows: the one that a call would get, then those of every other named policy."""
+    """Plans to judge for a capture's rows: the one that a call would get, then one for every other named policy."""
     shape: dict[str, Any] = {"rows": capture.rows, "width": capture.width, "k": k, "dtype": capture.dtype}
     own = api.plan(**shape, device=device)
     others = (policy for policy in POLICIES.values() if policy != own.policy)
@@ -161,7 +161,7 @@ def verdict(own: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> di
 
 
 def overall(captures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Answer for several captures together: of the policies, those that hold on all."""
+    """Answer for several captures together: the policies that hold on all."""
     holding = [{p["name"] for p in c["policies"] if p["holds"]} for c in captures]
     names = [name for name in POLICIES if all(name in held for held in holding)]
     return _answer(all(c["plan"]["holds"] for c in captures), names)

@@ -48,7 +48,7 @@ def realised_ranks(
     """Complete-row ranks of the boundaries that each phase would propose: J_a(q), or the admitted C(tau).
 
     The result has the shape (view.stride, sample ranks). Sample ranks count from 1. Ties count at their worst;
-    `UNUSABLE` stands where the view is too small. With a "coarse" boundary, the rank is that of the sampled score's
+    `UNUSABLE` stands where the view is too small. With a "coarse" boundary, the rank belongs to the sampled score's
     whole bin. A boundary past the row's kept scores is looked up in the complete row if `beyond`. Else it is given as
     the first rank not kept, where it counts only that it lies far down. `row_id` decides the hash of a jittered view.
     """

@@ -1,7 +1,7 @@
 """Text of a study's numbers, shared by terminal, report and documentation.
 
-The paper's figures are those of its section "Empirical Observations": three captures of Hy4-Preview indexer scores,
-K = 2048, 4,096 rows each.
+The paper's figures come from its section "Empirical Observations": three captures of Hy4-Preview indexer scores, K =
+2048, 4,096 rows each.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def verdict_sentence(results: Results) -> str:
 
 
 def compared(captures: Sequence[Capture]) -> Iterator[tuple[str, ...]]:
-    """Figure, quantity, the paper's value, the one by theory, and those of the captures."""
+    """Figure, quantity, and its value in the paper, by theory, and in the captures."""
     first = captures[0]["tail"]
     gaps = [float(gap) for gap in first["gaps"]]
     for eps, quantile, paper in ((100, "median", 1.03), (100, "p95", 1.15), (500, "median", 1.18), (500, "p95", 2.02)):

@@ -101,7 +101,7 @@ def _v41_blocks(
 ) -> NDArray[np.float64]:
     """Rows as DeepSeek-V4.1 takes blocks of: sink and recency, and scores of a block of 8 alike.
 
-    Normal scores, of whose variance `alike` is that of their block, raised at both ends as in `smooth_structured`.
+    Normal scores, raised at both ends as in `smooth_structured`.
 
     `block`: adjacent scores that are alike. `alike`: share of the variance that they have in common, 0 to 1.
     """
@@ -114,7 +114,7 @@ def _v41_blocks(
 def _glm_pools(rng: np.random.Generator, width: int, row: int, k: int, *, pool: int = 4) -> NDArray[np.float64]:
     """Rows as GLM-5.3 and Qwen3.8 score them: one score for each pool of 4 positions, the positive part of a mean.
 
-    The mean is that of `pool` scores of `smooth_structured`, and a sum of ReLUs is never negative: many are zero.
+    Each is the mean of `pool` scores of `smooth_structured`. A sum of ReLUs is never negative: many are zero.
     """
     scores = _smooth_structured(rng, pool * width, row, k)
     means: NDArray[np.float64] = np.maximum(scores.reshape(width, pool).mean(1), 0)

@@ -1,4 +1,4 @@
-"""Time per phase of a row, from clock stamps that a profiled build of the shipped kernels leaves behind.
+"""Time per phase of a row, from clock stamps that a profiled build of the shipped kernels leaves.
 
 The profiled build is the shipped sources with five stamps between the phases (`STAMPS`). A stamp waits for the whole
 CTA. It adds the cycles since the last one to the row's statistics memory. The sources on disk carry no trace of this.

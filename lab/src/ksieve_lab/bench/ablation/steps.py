@@ -150,8 +150,8 @@ class _Wave:
     """Rows that missed their primary boundary, gathered to be timed together and alone.
 
     A row's view starts at a phase that its number fixes, so a row keeps its number modulo the stride. The same rows are
-    timed under three policies: with rescue, without it (exact recovery), and with a margin that certifies them at
-    once. The latency of a recovery path is its time minus that of the third.
+    timed under three policies: with rescue, without it (exact recovery), and with a margin that certifies them at once.
+    The latency of a recovery path is its time minus the third's.
     """
 
     def __init__(self, machine: Machine, width: int) -> None:

@@ -149,7 +149,7 @@ def tested(files: Sequence[File]) -> str:
         results, how = file.payload["results"], HOW[file.payload["bench"]]
         if file.payload["environment"].get("gpu"):
             cards[how] = tables.card(file)
-        own = file.payload["settings"].get("engine")  # a loader's file names packages beside its engine
+        own = file.payload["settings"].get("engine")  # a loader's file names packages besides its engine
         seen = [(name.removesuffix("-python"), version, 0) for name, version in results.get("versions", {}).items()]
         if how == HOW["frameworks"]:
             seen = [(of["framework"], of["version"], of["passed"]) for of in results["files"]]

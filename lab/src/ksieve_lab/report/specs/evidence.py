@@ -1,4 +1,4 @@
-"""Ablations, chains and replays: the paper's numbers stand beside those measured here."""
+"""Ablations, chains and replays: the paper's numbers next to ours."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def microseconds(shape: Shape, name: str) -> float:
 
 
 def over_others(file: File) -> list[float]:
-    """For each shape, the time of the fastest exact selector of another library over that of ksieve."""
+    """For each shape, the time of the fastest exact selector of another library over ksieve's."""
     found = []
     for shape in shapes(file.payload):
         names = [n for n, facts in shape["selectors"].items() if n == "torch.topk" or facts.get("peer")]
@@ -111,10 +111,10 @@ def rows_of(files: Sequence[File]) -> list[dict[Any, Any]]:
 
 
 def _selectors(found: Sequence[Shape]) -> list[str]:
-    """The floor, our own, then those that are fastest on average: `MOST_CURVES` at most."""
+    """The floor, our own, then the fastest on average: `MOST_CURVES` at most."""
     others = dict.fromkeys(n for shape in found for n in shape.get("selectors", {}) if n != OWN)
     ratios = {n: [r for s in found if math.isfinite(r := microseconds(s, n) / s["floor_us"])] for n in others}
-    # One that answers few of the shapes comes after those that answer most.
+    # A selector that answers few of the shapes comes after others that answer most.
     order = {n: (2 * len(r) < len(found), geometric_mean(r)) for n, r in ratios.items() if r}
     return [FLOOR, OWN, *sorted(order, key=lambda n: order[n])][:MOST_CURVES]
 
@@ -197,7 +197,7 @@ def _trace_rows(files: Sequence[File]) -> Iterable[dict[str, Any]]:
 
 
 ANCHORS = Path("benchmarks/anchors-h200.json")
-"""Published times of other selectors, relative to the repository's root: shown beside measured ones, never mixed."""
+"""Published times of other selectors, relative to the repository's root: shown next to measured ones, never mixed."""
 
 
 def published(payload: Payload, path: Path | None = None) -> dict[str, dict[str, float]]:

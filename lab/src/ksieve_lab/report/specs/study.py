@@ -1,4 +1,4 @@
-"""A study: its figures in reading order, and its tables and those of a calibration."""
+"""A study: its figures in reading order, its tables, and a calibration's tables."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _runs(results: Results) -> Figure:
 
 
 def _policies(results: Results) -> Figure:
-    """Our own views and policies beside the paper's, and the share of phases that underfill."""
+    """Our own views and policies next to the paper's, and the share of phases that underfill."""
     kinds = {
         "groups": "Views, 1.5 K requested; right: underfill",
         "policies": "Policies, primary boundary; right: underfill",
