@@ -36,7 +36,9 @@ def paragraphs(text: str) -> Iterator[str]:
         item = ITEM.match(words)
         if item and words[0].isdigit() and found and not found[0][0].isdigit():
             item = None  # the line goes on with the end of a sentence, as "16."
-        if found and (not words or item or words[0] == "|" or (indent != first and not ITEM.match(found[0]))):
+        if found and (
+            not re.search(r"\w", words) or item or words[0] == "|" or (indent != first and not ITEM.match(found[0]))
+        ):
             yield " ".join(found)
             found = []
         if words.startswith("|"):

@@ -1,10 +1,10 @@
 """Score-row traffic: the reads that each route should make, compared with those in the statistics.
 
 Source: Siran Liu et al., "Sample-Guided Exact Top-K Selection for Long-Context Sparse Attention", Tencent; table
-"Score-row traffic before frontier-only FP32 refinement" and the expected-traffic
-formula ``E[R_eq] = 1 + 1/s + p_band + 2 p_exact``, where R_eq is scores read from a row over its valid length.
-With P segments per row each rereads the view, so 1/s becomes P/s. The CPU backend recovers with one scan instead of
-two, because it guesses a cutoff (`ksieve.model.guess`): 2 p_exact becomes p_exact.
+"Score-row traffic before frontier-only FP32 refinement". Its expected-traffic formula is ``E[R_eq] = 1 + 1/s + p_band +
+2 p_exact``, where R_eq is scores read from a row over its valid length. With P segments per row each rereads the view,
+so 1/s becomes P/s. The CPU backend recovers with one scan instead of two, because it guesses a cutoff
+(`ksieve.model.guess`): 2 p_exact becomes p_exact.
 
 The formula holds row by row for every sampled route. So the mean over rows must equal the prediction from the measured
 p_band and p_exact, but for two terms in `Traffic`. A view holds a whole number of scores (`rounding`), and a frontier

@@ -43,8 +43,7 @@ class Asked:
 
     `rows`, `width`, `slots`, `k`: shape of the scores as a matrix, slots per row, and the largest k of a row. `live`:
     rows from this one on hold the sentinel alone. Of integers: `lengths` (shape (rows // next_n,)), lengths or ends, by
-    `options.windows`; `starts`, `ks`, and `counts`, the slots that each row uses (shape (rows,)); `positions` (shape
-    (rows, width)).
+    `options.windows`; `starts`, `ks`, and `counts` of used slots (shape (rows,)); `positions` (shape (rows, width)).
     """
 
     rows: int

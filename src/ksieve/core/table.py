@@ -1,8 +1,8 @@
 """The table of options: what a call may say besides scores and k, each stated once.
 
 A row gives an option's name, where a caller writes it, what it takes and what it means. Parsing and checks
-(`ksieve.core.arguments`, `ksieve.core.call`), `ksieve.core.options.Options`, the groups, the operators of PyTorch, the
-programs of JAX, `ksieve.verify`, the launch parameters, the command line and the reference page read it here.
+(`ksieve.core.arguments`, `ksieve.core.call`), `ksieve.core.options.Options`, groups, operators of PyTorch, programs of
+JAX and `ksieve.verify` read it. So do launch parameters, the command line and the reference page.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Option:
     takes : tuple
         The values of a choice; the least and the most of an int.
     shape : str
-        Of an array: one number for each row, and with "bounds" one more; or for each request of `next_n` rows; a table
-        of pages; as the scores; one number for each of equal parts of a row; or as the indices.
+        Of an array: "rows": one number for each row. "bounds": one more. "requests": one for each request of `next_n`
+        rows. "table": pages. "scores", "slots": as the scores, or the indices. "parts": one for each of equal parts of
+        a row.
     dtypes : tuple of str
         Of an array; "" is that of the scores, "index" that of the indices.
     word : int

@@ -50,10 +50,10 @@ def underfill_probability(k: int, q: int, length: int, samples: int) -> float:
 def tail_quantile(k: int, gaps: Any, probability: float) -> F64:
     """Quantile of the retained tail C(eps), eps at least 1, over rows, where the score density is locally flat.
 
-    Spacings of neighbouring order statistics are then independent exponentials (Renyi), so the adjacent gap that eps is
-    counted in scatters itself: given the gap, scores beyond rank K + 1 are a Poisson count of mean
-    ``(eps - 1) * gap / mean gap``, and over rows ``C - K - 1`` is geometric with mean ``eps - 1``. Its mean is the
-    paper's relation; its median, ``K + 0.69 eps``, lies lower, because most gaps are smaller than the mean one.
+    Spacings of neighbouring order statistics are then independent exponentials (Renyi), so the adjacent gap, the unit
+    of eps, scatters itself. Given the gap, scores beyond rank K + 1 are a Poisson count of mean ``(eps - 1) * gap /
+    mean gap``. Over rows, ``C - K - 1`` is geometric with mean ``eps - 1``. Its mean is the paper's relation; its
+    median, ``K + 0.69 eps``, lies lower, because most gaps are smaller than the mean one.
     """
     eps = np.maximum(np.asarray(gaps, dtype=np.float64), 1.0)
     with np.errstate(divide="ignore"):

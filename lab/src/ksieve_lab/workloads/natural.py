@@ -29,7 +29,7 @@ def _endpoint_structured(
 
     The paper measures that share on captured rows at K = 2048 (section on proposal quality). Scores are ``Exp(1) + log
     density(position)``. With an exponential tail, a region's share of the top k is its share of the density, for k up
-    to about an eighth of the width.
+    to an eighth of the width.
 
     `share`: range of the rows' expected share; the realised one scatters by about 0.01 at k = 2048. `reach`: decay
     length of the two ends, in units of the width.
