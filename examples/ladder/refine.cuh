@@ -15,8 +15,8 @@ __device__ __forceinline__ u32& taken() { // of those in [best, worst]
   return count;
 }
 
-// Finds the key of a rank among the keys in [best, worst], 2048 ways at a time: at most three rounds, each of which
-// visits the source once. There have to be at least `rank` keys. Ends early when a whole bin is wanted.
+// Finds the key of a rank among the keys in [best, worst], 2048 ways at a time. At most three rounds visit the source
+// once each. There have to be at least `rank` keys. Ends early when a whole bin is wanted.
 template <class Source> __device__ __forceinline__ Cut narrow(Source& source, u32 best, u32 worst, u32 rank) {
   if (threadIdx.x == 0) taken() = 0; // read behind the barriers below
   for (;;) {

@@ -1,7 +1,7 @@
 // Rung 4: a filter with private candidates.
 // Idea:  each thread samples one score; the boundary is the exact key of one of them, found without a histogram.
-//        The scan compares floats, makes keys only of what passes, and stores it in a column of the thread's own:
-//        no atomic and no barrier until the row has been read. A column that overflows is recovered from the row.
+//        The scan compares floats, makes keys only of what passes, and stores it in a column of the thread's own.
+//        No atomic and no barrier until the row has been read. A column that overflows is recovered from the row.
 // Reads: 1 + 256/length per score; up to 4 more where the boundary admits too few, or a column is too short.
 // Next:  rung 5 keeps the row itself in shared memory, so that nothing is read twice, not even a sample.
 #include "refine.cuh"
