@@ -91,8 +91,8 @@ def topk(scores: Any, lengths: Any = None, k: Any = None, **options: Unpack[Topk
         Place of NaN. "last": worse than every number, with either `largest`. "highest": NaN is the greatest of all
         scores, as in ``torch.topk``: first with `largest`, last without.
     deterministic : bool
-        The answer for a row depends on that row alone: the same bytes in every run, batch and plan. The default of
-        `sorted` becomes "index" and that of `tie_break` "low".
+        The answer for a row depends on that row alone: the same bytes in every run, batch and plan. `sorted` defaults
+        to "index" and `tie_break` to "low".
     index_dtype : {"int32", "int64"}
         Dtype of new index arrays.
     num_rows : int, or array of int32 of shape (1,) or (), optional

@@ -55,15 +55,15 @@ def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a selection, as the table states them; of an array, whether it is given. Beside those:
+    """Options of a selection, as the table states them; of an array, whether it is given. Further fields:
 
     `windows`: positions of a row's valid scores. "none": [0, length). "lengths": [start, start + length). "ends":
     [start, end). Both bounds are clamped to [0, width]. "segments": parts of flat scores (`ksieve.Segments`).
     `per_row_k`: each row has its own k, at most the plan's; the remaining slots of the row are unused. `transform`:
-    what is written in place of an index (`ksieve.PageTable`, `ksieve.Offsets`). `length_dtype`: that of the lengths, or
+    what is written in place of an index (`ksieve.PageTable`, `ksieve.Offsets`). `length_dtype`: of the lengths, or
     ends. `order`: of a row's slots: unspecified; best score first, equal scores by index; or by index. Unused slots
-    come last. `nan` is stored as "last" without `largest`, and `forced_extra` as False where nothing is forced, which
-    is the same.
+    come last. Without `largest`, `nan` is stored as "last", and without forced entries `forced_extra` as False: the
+    answers are the same.
     """
 
     windows: Windows = "none"

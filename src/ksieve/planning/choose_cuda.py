@@ -122,7 +122,7 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
     if policy is not None:
         splits = _splits(problem, device, policy)
         paying = _known(problem, device).split_for(width)
-        if paying is not None and 2 * splits > paying.fewest:  # in between powers of two, as the next one
+        if paying is not None and 2 * splits > paying.fewest:  # round up to the next power of two
             return "stream_split", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
         if rows >= device.sm_count:
             return "stream", f"{rows} rows fill the device: one CTA owns a row"

@@ -35,19 +35,19 @@ class Plan:
     resident_width : int
         Rows up to this length stay on chip and are read once, in scores; 0: none do.
     splits : int
-        Workers per row; on CUDA thread blocks.
+        Workers per row; CTAs on CUDA.
     ctas : int
-        Thread blocks launched (CUDA) or 0.
+        CTAs launched (CUDA) or 0.
     threads : int
-        Threads per block (CUDA) or worker threads (CPU).
+        Threads per CTA (CUDA) or worker threads (CPU).
     ctas_per_sm : int
-        Blocks meant to be resident on one multiprocessor (CUDA): the register budget follows from it.
+        CTAs meant to be resident on one multiprocessor (CUDA): the register budget follows from it.
     shared_capacity : int
         Of `capacity`, the candidates held in shared memory (CUDA); the rest is bounded global spill.
     stages : int
         Loads of 16 bytes that each thread keeps in flight (CUDA).
     overflow_vectors : int
-        Further ones that each thread needs for a resident row which is larger than the ring (CUDA).
+        Further loads that each thread needs for a resident row larger than the ring (CUDA).
     columns : int
         Candidates in each thread's own list in shared memory, besides `shared_capacity` (CUDA).
     workspace_bytes : int
@@ -55,10 +55,10 @@ class Plan:
     workspace_zeroed : int
         Number of its first bytes that must be zero before the first use; kernels leave them zero.
     lists_at : int
-        Offset in the workspace, in bytes, of the lists that several thread blocks or launches share (CUDA).
+        Offset in the workspace, in bytes, of the lists that several CTAs or launches share (CUDA).
     bins : tuple of Plan
-        Launches in front of this plan's own, one for each bin of shorter rows, shortest first; empty if one launch
-        serves all rows (CUDA). Not used with statistics.
+        Launches before this plan's own, one for each bin of shorter rows, shortest first; empty if one launch serves
+        all rows (CUDA). Not used with statistics.
     bin : int or None
         Number of this launch's bin of rows by length; the last bin has the rows that are too long for the others. None
         if rows are not binned (CUDA).
