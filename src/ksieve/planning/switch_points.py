@@ -47,8 +47,8 @@ MOST_SPLITS = 256
 """CTAs that share a row, at most. Decision 25."""
 
 MOST_SLICES = 1 << 29
-"""Bytes of the workspace for more CTAs a row than `SPLITS` has, or the rows' own bytes if these are more. Not measured:
-a small part of the memory of every device."""
+"""Bytes of the workspace for more CTAs a row than `SPLITS` has, or the rows' own bytes if these are more.
+Not measured: a small part of the memory of every device."""
 
 MOST_STATISTICS = 16_384
 """Samples of a row that are ranked, beyond which its view is made sparser while that costs few candidates.
