@@ -14,6 +14,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
 from ksieve.core.options import Options
 from ksieve.core.ranking import RANKINGS
+from ksieve.core.text import bytes_text, seconds_text
 from ksieve.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ def write_bundle(path: Path, kernels: Mapping[KernelSpec, Cubin]) -> None:
 
     size = bundle.write(path, kernels, compiler.shipped_sources(), compiler.compiler_version())
     count = Counter(spec.arch for spec in kernels)
-    archs = ", ".join(f"{count[arch]} for {arch}" for arch in sorted(count))
-    terminal.say(f"{archs}, {size / 2**20:.1f} MiB; use it with KSIEVE_BUNDLE={path}")
+    archs = ", ".join(f"{count[arch]:,} for {arch}" for arch in sorted(count))
+    terminal.say(f"{archs}, {bytes_text(size)}; use it with KSIEVE_BUNDLE={path}")
 
 
 def cpu() -> None:
@@ -106,9 +107,7 @@ def cpu() -> None:
         raise BackendError(f"compiled CPU kernels were not kept in {cache_dir()}: {', '.join(sorted(missing))}")
     compiled, took = sum(state == "compiled" for _, state in lines), time.perf_counter() - start
     terminal.table(["kernel", ""], lines)
-    terminal.say(
-        f"{len(lines)} CPU kernels in {cache_dir()}, {compiled} of them compiled now in {terminal.seconds_text(took)}"
-    )
+    terminal.say(f"{len(lines)} CPU kernels in {cache_dir()}, {compiled} of them compiled now in {seconds_text(took)}")
     found = [{"kernel": name, "state": state} for name, state in lines]
     terminal.result(lambda: {"path": str(cache_dir()), "compiled": compiled, "kernels": found})
 

@@ -13,6 +13,7 @@ from ksieve.adapters._operators import SWITCHES
 from ksieve.cli import exits, terminal
 from ksieve.cli.options import Engine, choice
 from ksieve.core.errors import BackendError
+from ksieve.core.text import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from ksieve.adapters._signatures import Finding
@@ -151,15 +152,14 @@ def _cache(cache: Cache) -> str:
     if not cache.exists:
         return f"{place}, not made yet, {state}"
     damaged = f" ({cache.damaged} damaged)" if cache.damaged else ""
-    size = f"{cache.bytes / 2**20:.1f} MiB"
-    return f"{place}, {cache.entries} compiled{damaged}, {size}, {state}"
+    return f"{place}, {cache.entries:,} compiled{damaged}, {bytes_text(cache.bytes)}, {state}"
 
 
 def _outcome(test: SelfTest) -> str:
     if not test.ran:
         return f"not available: {test.problem}"
     answer = "exact" if test.exact else f"WRONG: {test.problem}"
-    return f"{answer}, {test.rows} rows verified in {terminal.seconds_text(test.seconds)}"
+    return f"{answer}, {test.rows:,} rows verified in {seconds_text(test.seconds)}"
 
 
 def _summary(report: Report) -> str:

@@ -13,6 +13,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
 from ksieve.core.options import Options
 from ksieve.core.problem import SCORE_DTYPES
+from ksieve.core.text import bytes_text, seconds_text
 from ksieve.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def build(
         raise BackendError(f"compiled kernels were not kept in {cache.cache_dir()}: set KSIEVE_CACHE_DIR")
     terminal.table(["kernel", "registers", "spilled", "shared", ""], sorted(lines))
     kernels = "1 kernel" if len(wanted) == 1 else f"{len(wanted)} kernels"
-    took = terminal.seconds_text(time.perf_counter() - start)
+    took = seconds_text(time.perf_counter() - start)
     terminal.say(f"{kernels} in {file or cache.cache_dir()}, {compiled} of them compiled now in {took}")
     if file is not None:
         ahead.write_bundle(file, cubins)
@@ -201,7 +202,8 @@ def cache(clear: Annotated[bool, flag("--clear", "Remove every compiled kernel."
     kinds = Counter(tuple(str(e.facts.get(name, "?")) for name in columns) for e in found if e.facts is not None)
     kernels = [dict(zip(columns, kind, strict=True)) | {"entries": number} for kind, number in sorted(kinds.items())]
     terminal.result(lambda: facts | {"kernels": kernels})
-    terminal.facts({name: value for name, value in facts.items() if value is not None})
+    shown = {name: value for name, value in facts.items() if value is not None and name != "bytes"}
+    terminal.facts(shown | {"size": bytes_text(sum(entry.size for entry in found))})
     if kinds:
         terminal.say()
         terminal.table([*columns, "entries"], [list(map(str, kernel.values())) for kernel in kernels])

@@ -34,6 +34,7 @@ from ksieve.core.errors import ArgumentError
 from ksieve.core.groups import GROUPS, flat
 from ksieve.core.problem import MAX_K, check_k
 from ksieve.core.stats import Stats
+from ksieve.core.text import seconds_text
 from ksieve.files import split
 from ksieve.files.columns import JoinedColumns
 from ksieve.files.scores import Scores
@@ -116,7 +117,7 @@ def select(
         shape = {"rows": source.rows, "width": source.width, "dtype": source.dtype, "k": slots}
     terminal.say(
         f"selected k={slots} of {source.rows:,} rows x {source.width:,} on {result.plan.device.name}: selection "
-        f"{terminal.seconds_text(result.select_seconds)}, reading {terminal.seconds_text(result.read_seconds)}"
+        f"{seconds_text(result.select_seconds)}, reading {seconds_text(result.read_seconds)}"
     )
     if target is not None:
         terminal.say(f"indices: {target}")
@@ -252,7 +253,9 @@ def plan(
         **keywords(options),
     )  # fmt: skip
     others = considered(chosen.problem, chosen.device) if explain else []
-    terminal.result(lambda: asdict(chosen) | ({"considered": list(map(asdict, others))} if explain else {}))
+    costs = {"cost": None if chosen.cost is None else asdict(chosen.cost)}
+    more = {"considered": list(map(asdict, others))} if explain else {}
+    terminal.result(lambda: asdict(chosen) | costs | more)
     title, facts = facts_of(chosen)
     terminal.say(title)
     terminal.facts(facts, indent=2)

@@ -205,11 +205,3 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
         return
     with console.status(escape(safe(text))) as shown:
         yield lambda new: shown.update(escape(safe(new)))
-
-
-def seconds_text(seconds: float) -> str:
-    """Write a duration with three significant digits: ``1.23 s``, ``45.6 ms``, ``7.89 us``."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

@@ -47,3 +47,19 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def seconds_text(seconds: float) -> str:
+    """Write a duration with three significant digits: ``1.23 s``, ``45.6 ms``, ``7.89 us``."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def bytes_text(size: int) -> str:
+    """Write a size: ``512 bytes``, ``42.8 MiB (44,876,032 bytes)``."""
+    for scale, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << scale:
+            return f"{size / (1 << scale):.1f} {unit} ({size:,} bytes)"
+    return f"{size:,} bytes"

@@ -8,7 +8,7 @@ from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import PAPER_64, PAPER_128, SamplingPolicy, resolve_policy
 from ksieve.core.problem import Problem
 from ksieve.model.guess import LARGEST_STRIDE, rank_of
-from ksieve.planning.plan import Plan
+from ksieve.planning.plan import FORCED, Plan
 
 
 def least_capacity(k: int, policy: SamplingPolicy | None) -> int:
@@ -47,7 +47,7 @@ def choose(problem: Problem, device: DeviceInfo, family: str | None, policy: Sam
         raise ArgumentError("family", shown(family), "'cpu' on a CPU device")
     width, k = selected(problem.options, problem.usual, problem.k)
     if policy is not None:
-        chosen, why = resolve_policy(policy), "policy forced by the caller"
+        chosen, why = resolve_policy(policy), f"policy {FORCED}"
     elif chosen := default_policy(width, max(k, 1)):
         why = f"width {width} is wide enough for a sampled boundary"
     else:

@@ -16,7 +16,7 @@ from ksieve.core.problem import MAX_WIDTH, Problem
 from ksieve.planning import blocks, huge_rows, memory, shapes, tuned
 from ksieve.planning import switch_points as points
 from ksieve.planning.families import BY_POSITION, IN_REGISTERS, ONE_CTA, SAMPLED, SHARED_ROWS
-from ksieve.planning.plan import Plan
+from ksieve.planning.plan import FORCED, Plan
 from ksieve.planning.resident import geometry_of, resident_geometry
 from ksieve.planning.shapes import Geometry, Shapes
 
@@ -52,8 +52,8 @@ def choose(
     if family is None:
         family, reason = _choose_family(problem, device, chosen, kept)
         plan = _plan(problem, device, family, chosen, splits, reason)
-        return _binned(plan) if policy is None else plan
-    return _plan(problem, device, family, chosen, splits, "family forced by the caller")
+        return _binned(plan) if policy is None else replace(plan, reason=f"{plan.reason}; policy {FORCED}")
+    return _plan(problem, device, family, chosen, splits, f"family {FORCED}")
 
 
 def _known(problem: Problem, device: DeviceInfo) -> Shapes:

@@ -14,6 +14,11 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Problem
 from ksieve.core.stats import html_table
+from ksieve.core.text import bytes_text
+from ksieve.planning.cost import Cost, cost_of
+
+FORCED = "forced by the caller"
+"""In the reason of a plan whose family or policy is not the planner's choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,11 @@ class Plan:
         return self.bin is not None and (self.bins[0].family if self.bins else self.family) == "register_warp"
 
     @property
+    def cost(self) -> Cost | None:
+        """Estimated time on a GPU; None on a CPU, of a forced family or policy, and if the bandwidth is not known."""
+        return None if FORCED in self.reason else cost_of(self.problem, self.device)
+
+    @property
     def spill_capacity(self) -> int:
         """Candidates per worker in the global workspace, past those in shared memory (CUDA)."""
         return self.capacity - self.shared_capacity
@@ -153,16 +163,18 @@ class Plan:
 
 def facts_of(plan: Plan) -> tuple[str, dict[str, str]]:
     """Title of a plan, and the facts that are listed below it, by name."""
-    p = plan.problem
-    title = f"{plan.family} for {p.rows} x {p.width} {p.dtype} (pitch {p.pitch}), k={p.k}, on {plan.device.name}"
+    p, cost = plan.problem, plan.cost
+    pitch = "" if p.pitch == p.width else f" (pitch {p.pitch:,})"
+    title = f"{plan.family} for {p.rows:,} x {p.width:,} {p.dtype}{pitch}, k={p.k:,}, on {plan.device.name}"
     shared = "a warp per row" if plan.family == "register_warp" else f"{plan.splits} per row"
-    blocks = f"{plan.ctas} blocks x " if plan.ctas else ""
+    blocks = f"{plan.ctas:,} blocks x " if plan.ctas else ""
     return title, {
+        **({} if cost is None else {"cost": cost.text(p)}),
         "policy": plan.policy.name if plan.policy else "direct",
         **({} if p.options.plain else {"options": str(p.options)}),
-        "capacity": f"{plan.capacity} candidates per worker",
-        "geometry": f"{blocks}{plan.threads} threads, {shared}",
-        **{f"up to {b.resident_width}": f"{b.family}, {b.ctas} blocks x {b.threads} threads" for b in plan.bins},
-        "workspace": f"{plan.workspace_bytes} bytes",
+        "capacity": f"{plan.capacity:,} candidates per worker",
+        "geometry": f"{blocks}{plan.threads:,} threads, {shared}",
+        **{f"up to {b.resident_width:,}": f"{b.family}, {b.ctas:,} blocks x {b.threads:,} threads" for b in plan.bins},
+        "workspace": bytes_text(plan.workspace_bytes),
         "reason": plan.reason,
     }

@@ -193,7 +193,7 @@ def test_the_page_of_a_good_machine(monkeypatch):
     assert ran.exit_code == 0
     assert "NVIDIA H200, compute capability 9.0, 140 GiB" in ran.stdout
     assert "580.1, supports CUDA 13.0: ksieve[cuda] fits" in ran.stdout
-    assert "4 compiled, 1.0 MiB, writable" in ran.stdout
+    assert "4 compiled, 1.0 MiB (1,048,576 bytes), writable" in ran.stdout
     assert "exact, 10 rows verified in 500 ms" in ran.stdout
     assert ran.stdout.splitlines()[-1] == "All is well: selections run on the NVIDIA H200 and on the CPU."
 

@@ -74,7 +74,7 @@ def test_many_rows_are_dealt_by_their_length(width, bands, family):
     room = max(memory.with_workspace(length_bins.stats_plan(part)).workspace_bytes for part in parts[1:])
     assert plan.lists_at >= max(room, plan.workspace_zeroed)
     assert plan.workspace_bytes == plan.lists_at + memory.HEADER_BYTES + plan.problem.rows * (bands + 1) * 8
-    assert all(f"up to {band.resident_width}" in str(plan) for band in plan.bins)
+    assert all(f"up to {band.resident_width:,}" in str(plan) for band in plan.bins)
 
 
 @pytest.mark.parametrize(

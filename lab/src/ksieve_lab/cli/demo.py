@@ -14,6 +14,7 @@ from ksieve.cli import terminal
 from ksieve.cli.exits import Exit
 from ksieve.cli.options import StoredK
 from ksieve.cli.selection import print_stats, routes, suggested_k
+from ksieve.core.text import seconds_text
 from ksieve_lab.cli.captures import open_capture
 
 BUNDLED_CAPTURE = Path("examples/indexer_capture.safetensors")
@@ -55,10 +56,10 @@ def demo(
             **({"what": title} if title else {}),
             "scores": f"{result.rows:,} rows x {plan.problem.width:,} {plan.problem.dtype}, "
             f"{result.valid.min():,} to {result.valid.max():,} of them valid; "
-            f"{how} in {terminal.seconds_text(result.read_seconds)}",
-            "select": f"{terminal.seconds_text(own)} on {plan.threads} CPU threads "
+            f"{how} in {seconds_text(result.read_seconds)}",
+            "select": f"{seconds_text(own)} on {plan.threads} CPU threads "
             f"({result.valid.sum() / own / 1e9:.2f} G scores/s); "
-            f"first call {terminal.seconds_text(result.first_call_seconds)}, which compiles or loads the kernels",
+            f"first call {seconds_text(result.first_call_seconds)}, which compiles or loads the kernels",
             "verify": str(verdict).replace("\n ", ";"),
         }
     )
@@ -70,7 +71,7 @@ def demo(
     terminal.table(
         ("", "time", "ksieve is", "answer"),
         [
-            (name, terminal.seconds_text(each), _compared(each / own), _word(result.verdicts[name].ok))
+            (name, seconds_text(each), _compared(each / own), _word(result.verdicts[name].ok))
             for name, each in result.seconds.items()
             if name != "ksieve"
         ],
