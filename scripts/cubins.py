@@ -8,7 +8,7 @@ leads to it (architecture, rows, width, k, ...), so that it survives renames of 
 three hashes of it: of the machine code with its resources, of the PTX with all symbols renamed by first use, and of the
 inputs (`kernel_inputs`). A kernel is equal if one agrees: ptxas lays functions out in the order of their names, so a
 renamed function moves machine code. ``serving`` marks what one device of each architecture serves
-(`build.devices_of_arch`; of 9.0 the H200); the other problems reach the remaining paths of the kernel text, some by a
+(`build.devices_of`; of 9.0 the H200); the other problems reach the remaining paths of the kernel text, some by a
 forced ``family``. `ksieve build` also compiles what only an H100 serves. A new problem is written into the list as it
 is; ``make cubins UPDATE=1`` adds its hashes.
 
@@ -94,7 +94,7 @@ def kernel_of(record: Record) -> tuple[KernelSpec, Plan]:
         If the problem takes fewer launches than the record counts.
     """
     made = build.needed(
-        build.devices_of_arch(record["arch"])[-1],
+        build.devices_of(record["arch"])[-1],
         rows=[record["rows"]], widths=[record["width"]], ranks=[record["k"]], dtypes=[record.get("dtype", "float32")],
         families=[record.get("family")], policy=record.get("policy"), stats=record.get("stats", False),
         leading=record.get("leading", False),
@@ -108,7 +108,7 @@ def serving() -> dict[KernelSpec, Record]:
     found: dict[KernelSpec, Record] = {}
     problems = product(ARCHITECTURES, build.SERVING_ROWS, build.SERVING_WIDTHS, build.SERVING_RANKS)
     for arch, rows, width, k in problems:
-        device = build.devices_of_arch(arch)[-1]
+        device = build.devices_of(arch)[-1]
         for launch, spec in enumerate(build.needed(device, rows=[rows], widths=[width], ranks=[k])):
             record = {"arch": arch, "rows": rows, "width": width, "k": k} | ({"launch": launch} if launch else {})
             found.setdefault(spec, record | {"serving": True})

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ksieve.cli.screen import default_of, names_of
 from ksieve.core import atomic
 from ksieve.core.groups import GROUPS
 from ksieve.core.table import TABLE, Option
@@ -63,35 +64,16 @@ def _describe(path: tuple[str, ...], command: Any) -> str:
     inner = getattr(command, "commands", {})
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
-    its = (p.metavar if p.required else f"[{p.metavar}]" for p in arguments)
-    usage = " ".join([*path, "[OPTIONS]", *its, *(["COMMAND ..."] if inner else [])])
-    parts = [f"# `{' '.join(path)}`", _help(command), tables.fenced("text", usage)]
-    parts.append("\n".join(f"* `{name}`: {_help(child).partition(chr(10) * 2)[0]}" for name, child in inner.items()))
+    usage = " ".join([*path, *command.collect_usage_pieces(None)])
+    parts = [f"# `{' '.join(path)}`", command.help, tables.fenced("text", usage)]
+    parts.append("\n".join(f"* `{name}`: {child.help.partition(chr(10) * 2)[0]}" for name, child in inner.items()))
     if arguments:
-        parts.append(tables.markdown(("argument", "meaning"), [(f"`{p.metavar}`", p.help) for p in arguments]))
+        parts.append(tables.markdown(("argument", "meaning"), [(f"`{names_of(p)}`", p.help) for p in arguments]))
     if options:
-        rows = [(_flags(p), p.help, _default(p)) for p in options]
+        rows = [(f"`{names_of(p)}`", p.help, default_of(p)) for p in options]
         parts.append(tables.markdown(("option", "meaning", "default"), rows))
-    examples = [line[2:] for line in (command.epilog or "").splitlines() if line.startswith("$ ")]
-    parts.append(tables.fenced("bash", "\n".join(examples)) if examples else command.epilog or "")
+    parts.append(command.epilog if inner else tables.fenced("bash", command.epilog.replace("\n\n", "\n")))
     return "\n\n".join(part for part in parts if part)
-
-
-def _help(command: Any) -> str:
-    """Help text as it reads in a terminal, where a bracket is escaped from markup."""
-    return str(command.help or "").replace("\\[", "[")
-
-
-def _flags(option: Any) -> str:
-    flags = ", ".join(f"`{flag}`" for flag in (*option.opts, *option.secondary_opts))
-    return f"{flags} {option.metavar or ''}".strip()
-
-
-def _default(option: Any) -> str:
-    if option.required:
-        return "required"
-    # A default of "absent" differs between versions of typer; only one that a user would type is printed.
-    return f"`{option.default}`" if isinstance(option.default, (str, int)) and option.default is not False else ""
 
 
 _SHAPES = {

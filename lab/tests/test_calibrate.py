@@ -189,7 +189,7 @@ def test_held_back_rows_meet_the_prediction(tmp_path, producer, cost):
     path = tmp_path / "a.safetensors"
     write_synthetic(path, producer, 128, 16_384, lengths="causal", seed=21, k=256)
     with Capture(path) as capture:
-        found = results_of(capture, cost=cost)
+        found = results_of(capture, device=cost)
     assert (found["rows"], found["held_back"]) == (64, 64)
     assert found["came_true"] == dict.fromkeys(predict.QUANTITIES, True), found["realised"]
     ranking = found["ranking"]
@@ -242,8 +242,8 @@ def test_errors_come_before_any_work(tmp_path):
     with Capture(tmp_path / "a.safetensors") as capture:
         with pytest.raises(ArgumentError, match=r"a\.safetensors, with 15 rows .* at least 16"):
             calibration.calibrate([capture])
-        with pytest.raises(ArgumentError, match="cost: got 'abacus'; takes one of h200, cpu"):
-            calibration.calibrate([capture], cost="abacus")
+        with pytest.raises(ArgumentError, match="device: got 'abacus'; takes one of h200, cpu"):
+            calibration.calibrate([capture], device="abacus")
         with pytest.raises(ArgumentError, match="at least one capture"):
             calibration.calibrate([])
 

@@ -153,7 +153,7 @@ def test_errors_come_before_any_work(tmp_path):
         with pytest.raises(ArgumentError, match="at least one capture"):
             run.study([])
         with pytest.raises(ArgumentError, match="device: got 'tpu'"):
-            run.study([b], device="tpu")
+            run.study([b], backend="tpu")
         assert run.suggested_k([b], None) == 3
 
 

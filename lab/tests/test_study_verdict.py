@@ -130,7 +130,7 @@ def test_no_policy_holds_where_rows_are_scanned_twice():
 
 def test_rows_on_chip_need_no_sampling(tmp_path):
     path = capture_of(tmp_path / "a.safetensors", NORMAL)
-    arguments = ["study", str(path), "--out", str(tmp_path / "out"), "--plan-for", "h200"]
+    arguments = ["study", str(path), "--out", str(tmp_path / "out"), "--device", "h200"]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("yes: rows are read once, and nothing is sampled")

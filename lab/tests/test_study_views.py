@@ -165,7 +165,7 @@ def test_cuda_ranking_equals_the_hosts(monkeypatch, kind, length):
 def test_cuda_without_a_gpu_names_the_remedy(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BackendError, match="--device cpu"):
+    with pytest.raises(BackendError, match="--backend cpu"):
         next(ranked.rank_rows(np.zeros((1, 4), np.float32), np.array([4]), 2, "cuda"))
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(BackendError, match=r"pip install 'ksieve\[torch\]'"):

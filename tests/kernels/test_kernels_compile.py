@@ -82,7 +82,7 @@ def specialisation(
     family, arch, *, k=2048, dtype="float32", chosen=None, stats=False, asked=PLAIN, shape=None, part=None, card=None
 ):
     rows, width = BANDED if family == "banded" else shape or SHAPES[family]
-    device = DEVICES[card] if card else build.devices_of_arch(arch)[-1]
+    device = DEVICES[card] if card else build.devices_of(arch)[-1]
     forced = None if family == "banded" else family
     made = build.needed(
         device, rows=[rows], widths=[width], ranks=[k], dtypes=[dtype], families=[forced], policy=chosen,
@@ -398,8 +398,8 @@ def test_cases_reach_every_source_and_define():
 
 
 def test_cases_reach_every_measured_launch_shape():
-    assert {device.name for device in build.devices_of_arch("sm_90a")} == {DEVICES[card].name for card in MEASURED}
-    assert build.devices_of_arch("sm_80") == [DEVICES["a100"]]
+    assert {device.name for device in build.devices_of("sm_90a")} == {DEVICES[card].name for card in MEASURED}
+    assert build.devices_of("sm_80") == [DEVICES["a100"]]
     for card in MEASURED:
         plans = [specialisation(family, arch, **options)[1] for family, arch, options in measured_cases(card)]
         known = shapes.of(DEVICES[card])
@@ -433,8 +433,8 @@ def test_serving_shapes_need_few_kernels(card):
 
 
 def test_architectures_without_a_known_device_are_refused():
-    with pytest.raises(ArgumentError, match=r"arch: got 'sm_75'; takes one of sm_80, sm_89, sm_90a, sm_100a, sm_120a"):
-        build.devices_of_arch("sm_75")
+    with pytest.raises(ArgumentError, match=r"device: got 'sm_75'; takes one of sm_80, sm_89, sm_90a, sm_100a,"):
+        build.devices_of("sm_75")
 
 
 def test_a_rank_is_no_define():

@@ -9,16 +9,15 @@ from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.markup import escape
 
 from ksieve._version import __version__
-from ksieve.cli import doctor, exits, further, kernels, selection, terminal, tune
+from ksieve.cli import doctor, exits, further, kernels, screen, selection, terminal, tune
 from ksieve.cli.options import as_written, flag, written_names
 from ksieve.core.errors import ArgumentError, FileFormatError
 
 SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
-    "rich_markup_mode": "rich",
+    "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
@@ -50,6 +49,9 @@ def _root(
 
 _JSON = Annotated[bool, flag("--json", "Print one JSON object, and nothing else, on stdout.")]
 _QUIET = Annotated[bool, flag("--quiet", "Print only errors: no progress and no summary.")]
+_ALL = Annotated[
+    bool, flag("--help-all", "Every option, sentence and example.", callback=screen.show_all, is_eager=True)
+]
 
 
 def add(
@@ -60,29 +62,33 @@ def add(
     json: bool = True,
     quiet: bool = True,
 ) -> None:
-    """Add a command, the examples at the end of its ``--help``, and the options ``--json`` and ``--quiet``."""
+    """Add a command, its examples, and the options ``--json``, ``--quiet`` and ``--help-all``.
+
+    ``--help`` shows the first example, which works when it is pasted into an empty folder.
+    """
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     # One line per paragraph: the terminal decides where to break it.
-    help_text = escape("\n\n".join(" ".join(p.split()) for p in paragraphs))
-    epilog = "\n\n".join(["[bold]Examples[/]", *(f"$ {line}" for line in examples)])
-    group.command(name, help=help_text, epilog=epilog)(_with_mode(command, json=json, quiet=quiet))
+    help_text = "\n\n".join(" ".join(p.split()) for p in paragraphs)
+    group.command(name, cls=screen.Command, help=help_text, epilog="\n\n".join(examples))(
+        _with_mode(command, json=json, quiet=quiet)
+    )
 
 
 def _with_mode(command: Callable[..., None], *, json: bool, quiet: bool) -> Callable[..., None]:
-    """Add the options ``--json`` and ``--quiet`` to a command; they apply while it runs.
+    """Add the options of `add` to a command; those of output apply while it runs.
 
     An error of the library then names the command's option in place of the library's argument.
     """
     signature = inspect.signature(command, eval_str=True)
-    wanted = {"_context": (True, typer.Context), "_json": (json, _JSON), "_quiet": (quiet, _QUIET)}
+    output = ({"_json": _JSON} if json else {}) | ({"_quiet": _QUIET} if quiet else {})
+    wanted = {"_context": typer.Context, **output, "_all": _ALL}
     extra = [
-        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=a)
-        for n, (asked, a) in wanted.items()
-        if asked
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+        for name, annotation in wanted.items()
     ]
 
     @functools.wraps(command)
-    def run(*, _context: typer.Context, _json: bool = False, _quiet: bool = False, **given: Any) -> None:
+    def run(*, _context: typer.Context, _all: bool, _json: bool = False, _quiet: bool = False, **given: Any) -> None:
         terminal.mode.json, terminal.mode.quiet = _json, _quiet
         try:
             command(**given)
@@ -96,11 +102,14 @@ def _with_mode(command: Callable[..., None], *, json: bool, quiet: bool) -> Call
     return run
 
 
+SAVE = """python -c "import numpy as n; n.save('s', n.float32(n.random.rand(8, 999)))\""""
+"""Makes the file that an example reads."""
+
 for name, command, *examples in (
     ("doctor", doctor.doctor, "ksieve doctor", "ksieve doctor --for vllm", "ksieve doctor --json > machine.json"),
     (
         "select", selection.select,
-        "ksieve select scores.npy --k 2048 --out indices.npy",
+        f"{SAVE}\nksieve select s.npy --k 64 --out indices.npy",
         "ksieve select scores.npy --k 2048 --lengths lengths.npy --out indices.npy",
         "ksieve select scores.safetensors --k 512 --stats",
         "ksieve select first.safetensors --next second.safetensors --k 2048 --out indices.npy",
@@ -109,7 +118,7 @@ for name, command, *examples in (
     ),
     (
         "verify", selection.verify,
-        "ksieve verify scores.npy indices.npy",
+        f"{SAVE}\nksieve select s.npy --k 64 --out i.npy && ksieve verify s.npy i.npy",
         "ksieve verify scores.npy indices.npy --lengths lengths.npy",
         "ksieve verify first.safetensors indices.npy --next second.safetensors",
         "ksieve verify scores.safetensors other_library.npy --sentinel 2147483647",
@@ -117,16 +126,17 @@ for name, command, *examples in (
     ),
     (
         "plan", selection.plan,
-        "ksieve plan --rows 64 --width 128k --k 2048",
-        "ksieve plan --rows 4096 --width 262144 --k 2048 --device h200",
+        "ksieve plan --rows 64 --width 128k --k 2048 --device h200",
+        "ksieve plan --rows 4096 --width 262144 --k 2048 --device h100 --json",
     ),
     (
         "build", kernels.build,
+        "ksieve build --device h200 --rows 64 --width 128k --k 2048",
         "ksieve build",
-        "ksieve build --arch sm_90a --arch sm_100a --k 2048",
+        "ksieve build --device h100 --device b200 --k 2048",
         "ksieve build --for vllm --k 2048 --max-rows 8192 --max-width 160k",
-        "ksieve build --arch sm_80 --family stream_unsampled --width 8192 --dtype bfloat16",
-        "ksieve build --arch sm_90a --arch sm_100a --bundle kernels.zip",
+        "ksieve build --device a100 --family stream_unsampled --width 8192 --dtype bfloat16",
+        "ksieve build --device sm_90a --device sm_100a --bundle kernels.zip",
     ),
     ("cache", kernels.cache, "ksieve cache", "ksieve cache --clear"),
     (

@@ -54,8 +54,6 @@ def _run(command: Callable[[], Any]) -> int:
         _say(terminal.note, "interrupted")
         return Exit.INTERRUPTED
     except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # rich leaves so when help is piped into a closed pipe
-            return Exit.BROKEN_PIPE
         if isinstance(ended.code, str):
             _say(terminal.complain, ended.code)
         code = ended.code or Exit.DONE

@@ -12,7 +12,9 @@ from importlib import import_module, metadata
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
+
+from ksieve.cli.screen import Group
 
 Table = Mapping[str, tuple[str, str]]
 
@@ -46,7 +48,7 @@ class _Further(TyperCommand):
         return group.commands[self.name].make_context(info_name, args, parent, **extra)
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """The library's commands, then those of other distributions."""
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -14,6 +14,7 @@ from ksieve.core.errors import BackendError
 from ksieve.core.options import Options
 from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.text import bytes_text, seconds_text
+from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -22,9 +23,14 @@ if TYPE_CHECKING:
 
 
 def build(
-    arch: Annotated[
+    device: Annotated[
         list[str] | None,
-        option("--arch", "ARCH", "sm_80, sm_89, sm_90a, sm_100a or sm_120a; repeatable. Default: this machine's GPU."),
+        option(
+            "--device",
+            "NAME",
+            f"GPU, present or not: {', '.join(DEVICES)}, or all of an architecture, such as sm_90a; repeatable. "
+            "Default: this machine's.",
+        ),
     ] = None,
     k: Annotated[
         list[int] | None,
@@ -67,7 +73,7 @@ def build(
 ) -> None:
     """Compile CUDA kernels into the cache, so that first calls need not compile.
 
-    Needs NVRTC (pip install 'ksieve[cuda]'). With --arch it needs no GPU. A cache that cannot be written is an error.
+    Needs NVRTC (pip install 'ksieve[cuda]'). With --device it needs no GPU. A cache that cannot be written is an error.
 
     With --bundle the cache need not be writable. A process with KSIEVE_BUNDLE needs neither a compiler nor a cache.
     """
@@ -88,7 +94,7 @@ def build(
         refuse({"max_rows": max_rows, "max_width": max_width}, "a number with --for; --rows and --width list shapes")
     if ranks:
         refuse(fixed, "nothing with --ranks")
-    named = [device for a in arch or () for device in planning.devices_of_arch(a)]
+    named = [each for name in device or () for each in planning.devices_of(name)]
     file = files.optional_target("--bundle", bundle, "ksieve-kernels.zip", (".zip",))
     if bundle is None and not Store("cuda").writable():
         raise BackendError(f"{cache.cache_dir()} cannot be written: set KSIEVE_CACHE_DIR")
@@ -107,16 +113,16 @@ def build(
         return planning.needed(device, ranks=[k], dtypes=[dtype], options=options, **shapes)
 
     wanted: dict[KernelSpec, Plan | None] = {}
-    for device in devices:
+    for target in devices:
         if engine is None:
             wanted |= planning.needed(
-                device, ranks=ks, dtypes=dtypes, families=family or [None], policy=policy, stats=stats, **shapes
+                target, ranks=ks, dtypes=dtypes, families=family or [None], policy=policy, stats=stats, **shapes
             )
             continue
         from ksieve.adapters import _forms
 
-        with terminal.progress(f"planning for {device.name}", unit="kinds of calls") as update:
-            wanted |= _forms.needed(engine, device, ks=ks, dtypes=dtypes, progress=update, **most)
+        with terminal.progress(f"planning for {target.name}", unit="kinds of calls") as update:
+            wanted |= _forms.needed(engine, target, ks=ks, dtypes=dtypes, progress=update, **most)
     if ranks:
         wanted |= ahead.of_ranks(devices, ks, dtypes, selected)
     if tiles:
@@ -177,7 +183,7 @@ def _present_device() -> DeviceInfo:
     try:
         return cuda.device_info(0)
     except BackendError as error:
-        raise BackendError(f"pass --arch: this machine's GPU cannot be used ({error})") from None
+        raise BackendError(f"pass --device: this machine's GPU cannot be used ({error})") from None
 
 
 def cache(clear: Annotated[bool, flag("--clear", "Remove every compiled kernel.")] = False) -> None:

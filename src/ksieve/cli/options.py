@@ -11,12 +11,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ksieve.cli.screen import OF_THE_CALL
 from ksieve.cli.sizes import parse_count
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.groups import grouped
 from ksieve.core.policy import POLICIES, resolve_policy
 from ksieve.core.table import BY_NAME, TABLE, Option
 from ksieve.files.arrays import load_array
+from ksieve.planning.devices import DEVICES
 
 Backend = StrEnum("Backend", ["auto", "cpu", "reference", "cuda"])
 """Where a selection runs."""
@@ -28,6 +30,10 @@ Engine = StrEnum("Engine", ["vllm", "sglang", "flashinfer", "tensorrt_llm", "all
 """Serving engines that `ksieve.adapters` has the calls of."""
 
 
+NAMES = f"cpu, cuda or cuda:1 of this machine, or a GPU, present or not: {', '.join(DEVICES)}"
+"""Devices that plans are made for."""
+
+
 def option(name: str, metavar: str, text: str, **settings: Any) -> Any:
     """Option that takes one value; `metavar` is what the help shows in its place."""
     return typer.Option(name, metavar=metavar, help=text, **settings)
@@ -35,12 +41,12 @@ def option(name: str, metavar: str, text: str, **settings: Any) -> Any:
 
 def flag(name: str, text: str, **settings: Any) -> Any:
     """Option without a value."""
-    return option(name, "", text, **settings)
+    return typer.Option(name, help=text, **settings)
 
 
 def choice(name: str, choices: Iterable[str], text: str) -> Any:
     """Option that takes one of several words."""
-    return option(name, " | ".join(choices), text)
+    return option(name, "|".join(choices), text)
 
 
 def words(*choices: str) -> Callable[[str], list[str]]:
@@ -114,7 +120,7 @@ def _parameter(of: Option, stated: bool) -> inspect.Parameter:
         how = flag(f"--no-{name[2:]}", unless, callback=lambda value: not value)
     else:
         how = flag(name, text)
-    how.rich_help_panel = "Options of ksieve.select"
+    how.rich_help_panel = OF_THE_CALL
     default = None if kind is bool else of.neutral or None
     return inspect.Parameter(of.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, how])
 
@@ -171,15 +177,13 @@ PolicyName = Annotated[
     option(
         "--policy",
         "NAME",
-        f"Sampling policy: direct (never samples), {', '.join(POLICIES)}, or a policy file (.json) of ksieve "
-        "calibrate. Default: chosen by the row width.",
+        "Sampling policy: direct, a name such as lines-64, or a .json file of ksieve calibrate. Default: chosen by "
+        f"the row width. The policy direct never samples; others are {', '.join(POLICIES)}.",
         callback=checked("--policy", resolve_policy),
         autocompletion=words("direct", *POLICIES),
     ),
 ]
 BackendName = Annotated[
     Backend,
-    choice(
-        "--backend", Backend, "auto: a CUDA GPU that PyTorch can use, else the CPU. reference: the NumPy model, slow."
-    ),
+    choice("--backend", Backend, "auto: a CUDA GPU that PyTorch can use, else the CPU; reference: the slow model."),
 ]

@@ -14,6 +14,7 @@ from ksieve import api
 from ksieve.cli import files, terminal
 from ksieve.cli.exits import Exit
 from ksieve.cli.options import (
+    NAMES,
     Backend,
     BackendName,
     Dtype,
@@ -234,7 +235,7 @@ def plan(
         option(
             "--device",
             "NAME",
-            f"cpu, cuda or cuda:1 of this machine, or the name of a GPU, present or not: {', '.join(DEVICES)}.",
+            f"{NAMES}.",
             autocompletion=words("cpu", "cuda", *DEVICES),
         ),
     ] = "cpu",
@@ -247,7 +248,7 @@ def plan(
     ] = False,
     **options: Any,
 ) -> None:
-    """Print the plan for a shape: kernel family, launch geometry, workspace size, and the reason."""
+    """Print the plan for a shape: kernel family, time on a GPU, launch geometry, workspace size, and the reason."""
     chosen = api.plan(
         rows=rows, width=width, k=k, pitch=pitch, dtype=dtype.value, device=device, family=family, policy=policy,
         **keywords(options),

@@ -59,7 +59,7 @@ def named(monkeypatch, tmp_path):
 
 def refused(text):
     return pytest.raises(
-        BackendError, match=f"^KSIEVE_BUNDLE: (?=.*{text})(?=.*ksieve build --arch ).*unset KSIEVE_BUNDLE$"
+        BackendError, match=f"^KSIEVE_BUNDLE: (?=.*{text})(?=.*ksieve build --device ).*unset KSIEVE_BUNDLE$"
     )
 
 
@@ -176,9 +176,9 @@ def test_a_failure_leaves_the_former_bundle(named, monkeypatch):
         (lambda p: (p.unlink(), zipfile.ZipFile(p, "w").close(), p.chmod(0o644)), "no bundle"),
         (lambda p: changed(p, kernels=3), "damaged, or no bundle"),
         (lambda p: changed(p, kernels=["sm_80/x"]), "1 of its kernels are"),
-        (lambda p: changed(p, ksieve="0.0.1"), "it was made by ksieve 0.0.1, and this is .*--arch sm_80 --arch sm_90a"),
+        (lambda p: changed(p, ksieve="0.0.1"), "it was made by ksieve 0.0.1, .*--device sm_80 --device sm_90a"),
         (lambda p: changed(p, sources="0" * 64), "other CUDA sources than those of this package"),
-        (lambda p: write(p, HOPPER), "has kernels for sm_90a, and this GPU needs sm_80.*--arch sm_80"),
+        (lambda p: write(p, HOPPER), "has kernels for sm_90a, and this GPU needs sm_80.*--device sm_80"),
         (lambda p: write(p), "has kernels for no GPU"),
         pytest.param(lambda p: (p.unlink(), os.mkfifo(p)), "no regular file", marks=posix),  # is not waited for
         pytest.param(lambda p: p.chmod(0o664), "can be written by others: chmod go-w", marks=posix),

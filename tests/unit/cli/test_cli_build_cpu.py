@@ -83,7 +83,7 @@ def test_what_is_not_kept_is_an_error(tmp_path, monkeypatch):
         raise CliRunner().invoke(app, ["build", "--cpu"]).exception
 
 
-@pytest.mark.parametrize("words", [("--arch", "sm_90a"), ("--k", "64"), ("--stats",), ("--bundle", "a.zip")])
+@pytest.mark.parametrize("words", [("--device", "sm_90a"), ("--k", "64"), ("--stats",), ("--bundle", "a.zip")])
 def test_options_of_cuda_kernels_are_refused(words):
     with pytest.raises(ArgumentError, match=f"{words[0]}: got .*not taken with --cpu"):
         raise CliRunner().invoke(app, ["build", "--cpu", *words]).exception

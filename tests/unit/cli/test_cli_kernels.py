@@ -23,7 +23,7 @@ from ksieve.planning.devices import DEVICES
 from ksieve_lab.cli.app import app
 
 pytest.importorskip("cuda.core")
-ROW_KERNEL = ("build", "--arch", "sm_90a", "--rows", "16", "--width", "3072", "--k", "512")
+ROW_KERNEL = ("build", "--device", "sm_90a", "--rows", "16", "--width", "3072", "--k", "512")
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_build_fills_the_cache_once_and_cache_shows_and_clears_it(run, tmp_path)
 
 
 def test_build_takes_several_dtypes_and_architectures(run):
-    run(*ROW_KERNEL, "--arch", "sm_80", "--dtype", "float16", "--dtype", "bfloat16")
+    run(*ROW_KERNEL, "--device", "sm_80", "--dtype", "float16", "--dtype", "bfloat16")
     made = [(e.facts["arch"], e.facts["defines"]["KSIEVE_DTYPE"]) for e in Store("cuda").entries()]
     assert sorted(made) == [("sm_80", 1), ("sm_80", 2), ("sm_90a", 1), ("sm_90a", 2)]
 
@@ -75,9 +75,9 @@ def test_build_of_statistics_kernels(run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--arch", "sm_75"), r"arch: got 'sm_75'; takes one of sm_80,"),
-        (("--arch", "sm_80", "--family", "nope"), r"family: got 'nope'; takes one of"),
-        (("--arch", "sm_80", "--family", "resident_cluster"), r"family: got 'resident_cluster'; takes a device"),
+        (("--device", "sm_75"), r"device: got 'sm_75'; takes one of sm_80,"),
+        (("--device", "sm_80", "--family", "nope"), r"family: got 'nope'; takes one of"),
+        (("--device", "sm_80", "--family", "resident_cluster"), r"family: got 'resident_cluster'; takes a device"),
     ],
 )
 def test_what_cannot_be_built_is_refused(run, words, message):
@@ -86,7 +86,7 @@ def test_what_cannot_be_built_is_refused(run, words, message):
     assert list(Store("cuda").entries()) == []
 
 
-FOR_ENGINE = ("build", "--for", "tensorrt_llm", "--arch", "sm_80", "--max-rows", "4", "--max-width", "3k", "--k", "64")
+FOR_ENGINE = ("build", "--for", "tensorrt_llm", "--device", "a100", "--max-rows=4", "--max-width=3k", "--k=64")
 
 
 def test_build_for_an_engine(run):
@@ -115,7 +115,7 @@ def test_options_of_build_that_exclude_each_other(run, words, message):
 
 @pytest.mark.skipif(cuda_devices() > 0, reason="this machine has a CUDA device")
 def test_build_without_a_gpu_asks_for_an_architecture(run):
-    with pytest.raises(BackendError, match="pass --arch: this machine's GPU cannot be used"):
+    with pytest.raises(BackendError, match="pass --device: this machine's GPU cannot be used"):
         run("build")
 
 

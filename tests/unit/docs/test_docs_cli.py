@@ -43,7 +43,7 @@ def test_every_command_and_option_explains_itself(tree: list[tuple[tuple[str, ..
     for path, command in tree:
         assert command.help, path
         if not hasattr(command, "commands"):
-            assert "$ ksieve" in command.epilog, path
+            assert f"ksieve {path[-1]}" in command.epilog, path
         for parameter in command.params:
             assert parameter.help, f"{' '.join(path)} {parameter.name}"
 

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from ksieve.cli import further
-from ksieve.cli.app import SETTINGS, add, app, main
+from ksieve.cli.app import SAVE, SETTINGS, add, app, main
 from ksieve.files.scores import READERS
 from ksieve_lab.captures.factor_reader import reader
 from ksieve_lab.cli import bench, captures, demo, replay, study, synth
@@ -21,22 +21,25 @@ if reader not in READERS:
 
 lab = typer.Typer(**SETTINGS)
 
+SYNTH = "ksieve synth endpoint_structured scores.safetensors --rows 64 --width 32k"
+"""Makes the file that an example reads."""
+
 for name, command, *examples in (
     ("demo", demo.demo, "ksieve demo", "ksieve demo --k 512 my_scores.safetensors"),
     (
         "synth", synth.synth,
-        "ksieve synth endpoint_structured scores.safetensors --rows 64 --width 131072",
+        SYNTH,
         "ksieve synth relu_plateau plateau.safetensors --rows 99 --width 65536 --lengths ragged",
     ),
     (
         "study", study.study,
-        "ksieve study scores.safetensors",
+        f"{SYNTH}\nksieve study scores.safetensors",
         "ksieve study early.safetensors late.safetensors --k 2048 --rows 0 --out study-of-two",
     ),
     (
         "calibrate", study.calibrate,
-        "ksieve calibrate scores.safetensors --out policy.json",
-        "ksieve calibrate scores.safetensors --k 512 --cost cpu && "
+        f"{SYNTH}\nksieve calibrate scores.safetensors --out policy.json",
+        "ksieve calibrate scores.safetensors --k 512 --device cpu && "
         "ksieve select scores.safetensors --policy policy.json",
     ),
     (
@@ -46,16 +49,17 @@ for name, command, *examples in (
         "ksieve replay --prompt 100000 --step-tokens 8192 --decode-steps 100 --save trace.json",
         "ksieve replay recording.safetensors",
     ),
-    ("info", captures.info, "ksieve info examples/indexer_capture.safetensors"),
+    ("info", captures.info, f"{SYNTH}\nksieve info scores.safetensors"),
     (
         "import", captures.import_,
-        "ksieve import scores.npy scores.safetensors",
+        f"{SAVE}\nksieve import s.npy scores.safetensors",
         "ksieve import scores.pt scores.safetensors --lengths lengths.npy",
         "ksieve import run.npz scores.safetensors --name logits",
         "ksieve import stack.safetensors scores.safetensors --name logits --index 3,0 --lengths causal",
     ),
     (
         "bench", bench.bench,
+        "ksieve bench cpu --shapes 16x32768 --rounds 3 --only compared",
         "ksieve bench operator --out benchmarks/results --figures docs/figures",
         "ksieve bench gpu --shapes decode:full --only x131072 --peers 'sglang,stream_split,stream paper-64'",
         'ksieve bench gpu --shapes 512x131072 --peers \'[{"family":"stream","ctas_per_sm":3}]\'',
@@ -64,10 +68,9 @@ for name, command, *examples in (
         "ksieve bench blocks-cpu --only 'DeepSeek-V4.1; MiniMax-M3' --shapes 2x32768 --rounds 3",
         "ksieve bench engines --peers sglang --only deep_select --shapes 64x131072",
         "ksieve bench ablation-cpu --only 'margin; rescue' --out benchmarks/results",
-        "ksieve bench cpu --shapes 16x131072 --rounds 3 --only compared",
         "torchrun --nproc-per-node 2 -m ksieve bench ranks --shapes 64x131072",
     ),
-    ("plot", bench.plot, "ksieve plot benchmarks/results/gpu-operator-k2048.json --figures figures"),
+    ("plot", bench.plot, "ksieve replay --example --out replay.json && ksieve plot replay.json"),
 ):  # fmt: skip
     add(lab, name, command, *examples, json=name != "plot", quiet=name != "info")
 

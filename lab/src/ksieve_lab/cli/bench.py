@@ -24,7 +24,9 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", autocompletion=words(*(each.name for each in catalog.BENCHES)), help="A bench of the list."
+            metavar="NAME",
+            autocompletion=words(*(each.name for each in catalog.BENCHES)),
+            help="A bench; --help-all lists them.",
         ),
     ],
     shapes: Annotated[
@@ -124,7 +126,7 @@ def _teller() -> Callable[[dict[str, Any]], None] | None:
 
 def plot(
     files: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result files of benches.")],
-    folder: Annotated[Path, option("--figures", "DIR", "Folder for the figures, PNG and SVG.")] = Path("figures"),
+    folder: Annotated[Path, option("--figures", "FOLDER", "Folder for the figures, PNG and SVG.")] = Path("figures"),
 ) -> None:
     """Draw figures from result files: latency over rows, fractions of the plain-read speed, worst cases, traces.
 

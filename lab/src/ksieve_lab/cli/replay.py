@@ -22,7 +22,7 @@ def replay(
         str | None,
         typer.Argument(
             metavar="TRACE",
-            help="A trace (JSON), a recording of ksieve_lab.record, or 245K or 430K, the paper's requests.",
+            help="Trace (JSON), recording of ksieve_lab.record, or 245K or 430K. The names are the paper's requests.",
         ),
     ] = None,
     example: Annotated[bool, flag("--example", "Replay a small trace that takes seconds on a CPU.")] = False,
@@ -31,7 +31,7 @@ def replay(
         int, count("--step-tokens", "INT", "With --prompt: query tokens of a scheduler step.", minimum=1)
     ] = 65_536,
     budget_bytes: Annotated[
-        int, count("--budget-bytes", "INT", "With --prompt: largest score matrix of one call, in bytes.", minimum=1)
+        int, count("--budget-bytes", "INT", "With --prompt: bytes of the largest score matrix of a call.", minimum=1)
     ] = 6_300_000_000,
     decode_steps: Annotated[
         int, count("--decode-steps", "INT", "With --prompt: tokens decoded after the prompts.", minimum=0)
@@ -44,8 +44,8 @@ def replay(
         option(
             "--scores",
             "SOURCE",
-            "endpoint, normal, another producer's name (ksieve synth --list), or a capture whose rows are used in "
-            "turn. Default: endpoint, or a recording's own scores.",
+            "A producer (ksieve synth --list), or a capture whose rows are used in turn. Default: endpoint, or a "
+            "recording's own scores.",
             callback=checked("--scores", check_anywhere),
         ),
     ] = None,

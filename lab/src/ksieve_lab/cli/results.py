@@ -13,7 +13,7 @@ from ksieve.cli.exits import Exit
 from ksieve.cli.options import option, output
 
 Out = Annotated[str | None, output("JSON file to write.")]
-Figures = Annotated[Path | None, option("--figures", "DIR", "Folder for figures of the result, PNG and SVG.")]
+Figures = Annotated[Path | None, option("--figures", "FOLDER", "Folder for figures of the result, PNG and SVG.")]
 
 
 def target(out: str | Path | None, stem: str, scores: str | None = None) -> Path | None:

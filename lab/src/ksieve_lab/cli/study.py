@@ -9,27 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import files, terminal
-from ksieve.cli.options import choice, count, option, output
+from ksieve.cli.options import NAMES, choice, count, option, output
 from ksieve.core.text import plain
 from ksieve.files import split
-from ksieve.planning.devices import DEVICES
 from ksieve_lab.cli import results
 from ksieve_lab.cli.captures import open_capture
 from ksieve_lab.study.costs import DEVICE_COSTS
 
-
-class StudyDevice(StrEnum):
-    """Where rows are ranked."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
+RankBackend = StrEnum("RankBackend", ["cpu", "cuda"])
+"""Where rows are ranked."""
 
 Captures = Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Score captures (.safetensors).")]
 StudyK = Annotated[int | None, count("--k", "K", "Slots per row. Default: the K stored in the captures.")]
 Rows = Annotated[int, count("--rows", "M", "Rows of each capture, at equal spacing; 0 takes all.", minimum=0)]
-RankDevice = Annotated[
-    StudyDevice, choice("--device", StudyDevice, "Where rows are ranked; cuda needs PyTorch and a GPU.")
+RankedOn = Annotated[
+    RankBackend, choice("--backend", RankBackend, "Where rows are ranked; cuda needs PyTorch and a GPU.")
 ]
 
 
@@ -43,21 +37,17 @@ def study(
     figures: Annotated[
         Path | None, option("--figures", "FOLDER", "Folder for the figures. Default: OUT/figures.")
     ] = None,
-    device: RankDevice = StudyDevice.cpu,
-    plan_for: Annotated[
+    device: Annotated[
         str | None,
-        option(
-            "--plan-for",
-            "DEVICE",
-            f"Device whose plan is judged, present or not: cpu, cuda, {', '.join(DEVICES)}. Default: --device.",
-        ),
+        option("--device", "NAME", f"Device whose plan is judged: {NAMES}. Default: that of --backend."),
     ] = None,
+    backend: RankedOn = RankBackend.cpu,
 ) -> None:
     """Test whether sampled boundaries are accurate on a model's own scores, and repeat the paper's measurements.
 
     Measures the cost of a wrong boundary, the complete-row ranks of sampled scores, and the positions of the top K,
     over every phase of every sampling policy, and compares them with order statistics. Captures may be larger than
-    memory. Writes an HTML report, figures (with matplotlib) and a result file; see docs/guide/study.md.
+    memory. Writes an HTML report, figures (with matplotlib) and a result file.
 
     Under torchrun the processes share the rows, on one machine or several that see the captures. The first one prints
     and writes, the results of one process.
@@ -70,7 +60,7 @@ def study(
     files.check_folder("--figures", figures)
     planned = {str(path): path for path in run.targets(out, figures)}
     files.keep_apart(planned, {f"CAPTURE {path}": path for path in captures})
-    asked: dict[str, Any] = {"rows": rows or None, "device": device.value, "plan_for": plan_for}
+    asked: dict[str, Any] = {"rows": rows or None, "backend": backend.value, "device": device}
     sources = [open_capture(path) for path in captures]
     run.check(sources, k, **asked)
     if figures is not None:
@@ -96,12 +86,10 @@ def study(
 def calibrate(
     captures: Captures,
     k: StudyK = None,
-    cost: Annotated[
-        str, option("--cost", " | ".join(DEVICE_COSTS), "Device whose cost model ranks the policies.")
-    ] = "h200",
+    device: Annotated[str, choice("--device", DEVICE_COSTS, "Device whose cost model ranks the policies.")] = "h200",
     rows: Rows = 4096,
     out: Annotated[str, output("Policy file to write (.json), with all policies tried.")] = "policy.json",
-    device: RankDevice = StudyDevice.cpu,
+    backend: RankedOn = RankBackend.cpu,
 ) -> None:
     """Recommend a sampling policy for a model's own scores, and check its predicted costs on held-back rows.
 
@@ -116,7 +104,7 @@ def calibrate(
     sources = [open_capture(path) for path in captures]
     with terminal.progress("calibrating", waiting="reading the captures") as update:
         policy, payload = calibration.calibrate(
-            sources, k, cost=cost, rows=rows or None, device=device.value, progress=update
+            sources, k, device=device, rows=rows or None, backend=backend.value, progress=update
         )
     policy.save(target, extra={"calibration": plain(payload)})
     terminal.result(lambda: payload)

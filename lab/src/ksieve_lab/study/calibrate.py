@@ -37,7 +37,7 @@ from ksieve_lab.study.predict import (
     shapes,
     try_row,
 )
-from ksieve_lab.study.ranked import check_device, ranked_rows, require_cuda
+from ksieve_lab.study.ranked import check_backend, ranked_rows, require_cuda
 from ksieve_lab.study.rows import ROWS, eligible_rows, read_blocks
 from ksieve_lab.study.run import suggested_k
 from ksieve_lab.study.views import statistics_sizes
@@ -56,9 +56,9 @@ def calibrate(
     captures: Sequence[Capture],
     k: int | None = None,
     *,
-    cost: str | DeviceCost = "h200",
+    device: str | DeviceCost = "h200",
     rows: int | None = ROWS,
-    device: str = "cpu",
+    backend: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[SamplingPolicy, dict[str, Any]]:
     """Recommend a sampling policy, predict its costs, and check the prediction on held-back rows.
@@ -68,24 +68,24 @@ def calibrate(
     ``realised`` are the quantities on the held-back rows, as the CPU backend met them; ``came_true`` says which lie in
     their predicted intervals.
 
-    `k`: by default the K stored in the captures. `cost`: the model of the device to calibrate for, or its name in
-    `costs.DEVICE_COSTS`. `rows`: at most so many of each capture; None takes all. `device`: "cpu" or "cuda", where rows
-    are ranked. `progress` is called as ``progress(rows done, rows in all)``, held-back rows included. Raises
+    `k`: by default the K stored in the captures. `device`: the one to calibrate for, its cost model or its name in
+    `costs.DEVICE_COSTS`. `rows`: at most so many of each capture; None takes all. `backend`: "cpu" or "cuda", where
+    rows are ranked. `progress` is called as ``progress(rows done, rows in all)``, held-back rows included. Raises
     `ArgumentError` before anything is measured.
     """
     if not captures:
         raise ArgumentError("captures", "none", "at least one capture")
     slots = suggested_k(captures, k)
-    check_device(device)
-    if isinstance(cost, str) and cost.lower() not in DEVICE_COSTS:
-        raise ArgumentError("cost", repr(cost), f"one of {', '.join(DEVICE_COSTS)}")
-    model = DEVICE_COSTS[cost.lower()] if isinstance(cost, str) else cost
+    check_backend(backend)
+    if isinstance(device, str) and device.lower() not in DEVICE_COSTS:
+        raise ArgumentError("device", repr(device), f"one of {', '.join(DEVICE_COSTS)}")
+    model = DEVICE_COSTS[device.lower()] if isinstance(device, str) else device
     parts = [split_rows(capture, slots, rows) for capture in captures]
     shortest = min(int(capture.clamped()[part[0]].min()) for capture, part in zip(captures, parts, strict=True))
     if not any(statistics_sizes(shortest, view).min() >= sample_ranks(view, slots)[0] for view in shapes()):
         got = f"{slots} for a row of {shortest:,} scores"
         raise ArgumentError("k", got, "a smaller k or longer rows: every view samples too few of these")
-    if device == "cuda":
+    if backend == "cuda":
         require_cuda()
     total = sum(calibrated.size + held.size for calibrated, held, _ in parts)
     done = 0
@@ -97,7 +97,7 @@ def calibrate(
             progress(done, total)
 
     default = default_policy(captures, slots, model)
-    tried, sample = _measure(captures, parts, slots, model, default, device, count)
+    tried, sample = _measure(captures, parts, slots, model, default, backend, count)
     best = [cheapest(entry, slots, model, sample) for entry in tried[: len(shapes())]]
     ranking = sorted((p for p in best if p is not None), key=lambda p: p.row_ns)
     alike = [p for p in ranking if p.row_ns <= (1 + SLACK) * ranking[0].row_ns]
@@ -209,4 +209,4 @@ def _select_held_back(
 
 def _source(captures: Sequence[Capture], k: int, cost: DeviceCost) -> str:
     names = ", ".join(capture.path.name for capture in captures)
-    return f"ksieve calibrate {names} --k {k} --cost {cost.name}"
+    return f"ksieve calibrate {names} --k {k} --device {cost.name}"

@@ -133,10 +133,10 @@ def _rank_on_cuda(matrix: F32, lengths: I64, keep: int) -> Iterator[RankedRow]:
         yield RankedRow(row[:length], order.astype(np.int64))
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that rows cannot be ranked on, before anything is read; `require_cuda` says if it is here."""
-    if device not in ("cpu", "cuda"):
-        raise ArgumentError("device", repr(device), "'cpu' or 'cuda'")
+def check_backend(backend: str) -> None:
+    """Refuse a backend that rows cannot be ranked on, before anything is read; `require_cuda` says if it is here."""
+    if backend not in ("cpu", "cuda"):
+        raise ArgumentError("backend", repr(backend), "'cpu' or 'cuda'")
 
 
 def require_cuda() -> Any:
@@ -145,8 +145,8 @@ def require_cuda() -> Any:
         import torch
     except ImportError as error:
         raise BackendError(
-            "--device cuda ranks rows with PyTorch: pip install 'ksieve[torch]', or use --device cpu"
+            "--backend cuda ranks rows with PyTorch: pip install 'ksieve[torch]', or use --backend cpu"
         ) from error
     if not torch.cuda.is_available():
-        raise BackendError("--device cuda needs a CUDA GPU, and PyTorch sees none; use --device cpu")
+        raise BackendError("--backend cuda needs a CUDA GPU, and PyTorch sees none; use --backend cpu")
     return torch

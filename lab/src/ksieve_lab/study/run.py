@@ -14,7 +14,7 @@ from ksieve.planning.devices import resolve_device
 from ksieve_lab.bench import record
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.study.measure import pooled_ranks, study_capture
-from ksieve_lab.study.ranked import I64, check_device, require_cuda
+from ksieve_lab.study.ranked import I64, check_backend, require_cuda
 from ksieve_lab.study.rows import ROWS, eligible_rows
 from ksieve_lab.study.verdict import least_length, overall
 
@@ -31,25 +31,25 @@ def suggested_k(captures: Sequence[Capture], k: int | None) -> int:
 
 
 def check(
-    captures: Sequence[Capture], k: int | None, *, rows: int | None, device: str, plan_for: str | None
+    captures: Sequence[Capture], k: int | None, *, rows: int | None, backend: str, device: str | None
 ) -> tuple[int, list[I64], str | DeviceInfo]:
     """Check the arguments of `study`; return k, the rows of each capture, and the device that is planned for.
 
-    Raises `ArgumentError`, also for rows too short for a sample or an upper tail, and `BackendError` for a device that
+    Raises `ArgumentError`, also for rows too short for a sample or an upper tail, and `BackendError` for a backend that
     cannot be used here.
     """
     if not captures:
         raise ArgumentError("captures", "none", "at least one capture")
     slots = suggested_k(captures, k)
-    check_device(device)
+    check_backend(backend)
     chosen = [eligible_rows(capture, slots, rows) for capture in captures]
     for capture in captures:
         longest = capture.valid_scores()[1]
         if longest < (least := least_length(slots)):
             got = f"{slots} for {capture.path.name}, whose longest row has {longest:,} scores"
             raise ArgumentError("k", got, f"rows of at least {least:,} scores: no sampling policy reads shorter ones")
-    target = resolve_device(plan_for or device, "plan_for")
-    if device == "cuda":
+    target = resolve_device(device or backend)
+    if backend == "cuda":
         require_cuda()
     return slots, chosen, target
 
@@ -59,8 +59,8 @@ def study(
     k: int | None = None,
     *,
     rows: int | None = ROWS,
-    device: str = "cpu",
-    plan_for: str | None = None,
+    backend: str = "cpu",
+    device: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     rank: int = 0,
     world: int = 1,
@@ -74,10 +74,10 @@ def study(
         Default: the K stored in the captures.
     rows : int or None
         At most this many rows of each capture, at equal spacing among the eligible ones; None takes all.
-    device : {"cpu", "cuda"}
+    backend : {"cpu", "cuda"}
         Where rows are ranked.
-    plan_for : str, optional
-        Device whose plan is judged, as `ksieve.plan` takes it or a name such as "h200"; `device` when omitted.
+    device : str, optional
+        Device whose plan is judged, as `ksieve.plan` takes it or a name such as "h200"; `backend` when omitted.
     progress : callable, optional
         Called as ``progress(rows done, rows in all)``.
     rank, world : int
@@ -93,7 +93,7 @@ def study(
     ArgumentError
         Before anything is measured.
     """
-    slots, chosen, target = check(captures, k, rows=rows, device=device, plan_for=plan_for)
+    slots, chosen, target = check(captures, k, rows=rows, backend=backend, device=device)
     total, done = sum(numbers.size for numbers in chosen), 0
     studies = []
     for capture, numbers in zip(captures, chosen, strict=True):
@@ -103,7 +103,7 @@ def study(
                 progress(before + rows_done, total)
 
         studied = study_capture(
-            capture, slots, numbers, device=device, plan_for=target, progress=report, rank=rank, world=world
+            capture, slots, numbers, device=backend, plan_for=target, progress=report, rank=rank, world=world
         )
         if studied is not None:
             studies.append(studied)
@@ -121,10 +121,10 @@ def study(
         "captures": [capture.path.name for capture in captures],
         "k": slots,
         "rows": rows,
-        "device": device,
-        "plan_for": plan_for or device,
+        "device": backend,
+        "plan_for": device or backend,
     }
-    return record.payload("study", settings, results, gpu=device == "cuda")
+    return record.payload("study", settings, results, gpu=backend == "cuda")
 
 
 def targets(folder: Path, figures: Path | None = None) -> list[Path]:

@@ -26,17 +26,19 @@ MAX_ROWS, MAX_WIDTH = 16_384, 262_144
 """Largest matrix of scores for which the kernels of an engine's calls are built, if no other is named."""
 
 
-def devices_of_arch(arch: str) -> list[DeviceInfo]:
-    """Return the known devices of an architecture that have launch shapes of their own; else the last one.
+def devices_of(name: str) -> list[DeviceInfo]:
+    """Return the device of a name, or of an architecture the devices with launch shapes of their own; else its last.
 
     The last device of an architecture in `DEVICES` is the one with the highest memory bandwidth.
 
-    Raises `ArgumentError` if no device of `DEVICES` has that architecture.
+    Raises `ArgumentError` if no device of `DEVICES` has that name or architecture.
     """
-    same = [device for device in DEVICES.values() if architecture(device.capability) == arch]
+    if name.lower() in DEVICES:
+        return [DEVICES[name.lower()]]
+    same = [device for device in DEVICES.values() if architecture(device.capability) == name]
     if not same:
         known = dict.fromkeys(architecture(device.capability) for device in DEVICES.values())
-        raise ArgumentError("arch", repr(arch), f"one of {', '.join(known)}")
+        raise ArgumentError("device", repr(name), f"one of {', '.join([*known, *DEVICES])}")
     return [device for device in same if shapes.own_card(shapes.of(device).name, device)] or same[-1:]
 
 

@@ -202,5 +202,5 @@ def _refused(path: Path, fault: str, *archs: str) -> BackendError:
 
 
 def _remedy(path: Path, *archs: str) -> str:
-    asked = " ".join(f"--arch {arch}" for arch in archs or ("ARCH",))
+    asked = " ".join(f"--device {arch}" for arch in archs or ("NAME",))
     return f"make it again with `ksieve build {asked} --bundle {path}`, or unset {VARIABLE}"
