@@ -152,7 +152,7 @@ def test_errors_come_before_any_work(tmp_path):
                 run.study(captures)
         with pytest.raises(ArgumentError, match="at least one capture"):
             run.study([])
-        with pytest.raises(ArgumentError, match="device: got 'tpu'"):
+        with pytest.raises(ArgumentError, match="backend: got 'tpu'"):
             run.study([b], backend="tpu")
         assert run.suggested_k([b], None) == 3
 
@@ -291,7 +291,7 @@ def test_a_study_without_matplotlib_is_written_without_figures(tmp_path, monkeyp
     write_synthetic(source, "random_normal", 4, 4096, k=64)
     done = CliRunner().invoke(app, ["study", str(source), "--out", str(out)], catch_exceptions=False)
     assert done.exit_code == 0
-    assert done.stderr == "without figures: matplotlib is not installed (pip install './lab[plot]')\n"
+    assert done.stderr == f"{report.NO_FIGURES}\n"
     assert sorted(path.name for path in out.iterdir()) == ["report.html", "study.json"]
     assert json.loads((out / "study.json").read_text())["bench"] == "study"
     page = (out / "report.html").read_text()

@@ -12,9 +12,10 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
+        from ksieve.core.installation import install_command
+
         what = f"{type(error).__name__}: {error}"
-        remedy = "reinstall it with its dependencies: pip install --force-reinstall . in a clone"
-        sys.stderr.write(f"error: ksieve cannot start ({what}); {remedy}\n")
+        sys.stderr.write(f"error: ksieve cannot start ({what}); install it again, completely: {install_command()}\n")
         sys.exit(2)
     run()
 

@@ -135,7 +135,7 @@ def topk(scores: Any, lengths: Any = None, k: Any = None, **options: Unpack[Topk
     Notes
     -----
     By default NaN ranks last; ``-0.0`` equals ``+0.0``. Without `tie_break` it is
-    unspecified which of the scores tied at rank k are selected. See docs/reference/contract.md.
+    unspecified which of the scores tied at rank k are selected. The contract says more.
 
     With PyTorch the call works under ``torch.compile`` and inside ``torch.func`` (``grad``, ``vmap``, ``jvp``,
     ``functionalize``), where ``torch.func`` takes no outputs. ``vmap`` appends the batch to the rows where scores and

@@ -25,6 +25,7 @@ from ksieve.backends.cpu import thread_count
 from ksieve.backends.cuda.runtime.driver import install
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.installation import install_command
 from ksieve.core.paths import is_folder, read_utf8
 from ksieve.core.text import parse_json, printable
 from ksieve.planning import tuned
@@ -223,7 +224,7 @@ def advise(report: Report) -> Advice | None:
     arrays = report.packages["torch"] is not None or report.packages["cupy"] is not None or report.packages["jax"]
     if cuda.ran and not arrays:
         return Advice(
-            "the GPU works, but no array library that can hold scores on it is installed", "pip install 'ksieve[torch]'"
+            "the GPU works, but no array library that can hold scores on it is installed", install_command("torch")
         )
     if cuda.ran and report.packages["torch"] is not None and report.torch_cuda is None:
         return Advice(
@@ -238,7 +239,7 @@ def _cuda_advice(report: Report, cuda: SelfTest) -> Advice:
     if report.driver.problem is not None:
         hidden = "" if report.visible is None else f"; CUDA_VISIBLE_DEVICES is {report.visible!r}"
         return Advice(f"an NVIDIA driver is installed but offers no GPU: {report.driver.problem}{hidden}", "nvidia-smi")
-    command = re.search(r"pip install '[^']*'|unset KSIEVE_BUNDLE", cuda.problem or "")
+    command = re.search(r"pip install (?:-e )?'[^']*'|unset KSIEVE_BUNDLE", cuda.problem or "")
     return Advice(f"the {report.driver.gpus[0].name} is not used: {cuda.problem}", command and command[0])
 
 

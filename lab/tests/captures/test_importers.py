@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ksieve.core.errors import ArgumentError, BackendError, FileFormatError, KsieveError
+from ksieve.core.installation import install_command
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.importers import import_scores
 from ksieve_lab.captures.numbers import narrow
@@ -301,7 +302,7 @@ def test_files_that_are_no_source(tmp_path, monkeypatch):
     (tmp_path / "a.pt").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "torch", None)
     message = refused(tmp_path / "a.pt", BackendError)
-    assert message == f"{tmp_path / 'a.pt'}: reading a torch file needs PyTorch: pip install 'ksieve[torch]'"
+    assert message == f"{tmp_path / 'a.pt'}: reading a torch file needs PyTorch: {install_command('torch')}"
 
 
 def test_a_damaged_archive_member_is_noticed_while_streaming(tmp_path):

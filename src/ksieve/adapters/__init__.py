@@ -4,7 +4,7 @@
 outputs and results of the framework's own. `install` puts them in place of the framework's operators, and `uninstall`
 takes them out. ``KSIEVE_VLLM=1`` and ``KSIEVE_SGLANG=1`` do that in every process of the engine. They take PyTorch
 tensors, on CUDA or on the CPU. `ksieve.ArgumentError` names an unusable argument by the framework's name.
-docs/guide/engines.md says what changes in which framework.
+The page on engines says what changes in which framework.
 """
 
 from __future__ import annotations

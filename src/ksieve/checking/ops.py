@@ -14,6 +14,7 @@ import numpy as np
 from ksieve.core import problem
 from ksieve.core.arrays import ArrayInfo
 from ksieve.core.errors import BackendError
+from ksieve.core.installation import install_command
 from ksieve.core.keys import NAN_LEVEL, level, widen
 
 BEST = 0x7F800000
@@ -194,6 +195,6 @@ def as_torch(array: Any) -> Any:
         import torch
     except ImportError:
         raise BackendError(
-            "verify on CUDA arrays runs on PyTorch: pip install 'ksieve[torch]', or pass host arrays"
+            f"verify on CUDA arrays runs on PyTorch: {install_command('torch')}, or pass host arrays"
         ) from None
     return torch.from_numpy(np.array(array)) if isinstance(array, np.ndarray) else torch.from_dlpack(array)

@@ -118,7 +118,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     if driver.version is None and driver.cuda is None:
         yield "NVIDIA driver", "not found"
     else:
-        extra = driver.install.split("'")[1] if driver.cuda else ""
+        extra = "ksieve" + driver.install[driver.install.rindex("[") : -1] if driver.cuda else ""
         supports = f"supports CUDA {driver.cuda}: {extra} fits" if driver.cuda else "CUDA version unknown"
         yield "NVIDIA driver", f"{driver.version or 'version unknown'}, {supports}"
     if not driver.gpus:

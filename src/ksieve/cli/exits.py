@@ -20,7 +20,7 @@ from ksieve.core.errors import KsieveError
 
 
 class Exit(IntEnum):
-    """Exit codes, as docs/reference/cli.md describes them. Those above 128 are 128 plus the signal's number."""
+    """Exit codes, as the page of the command line describes them. Those above 128 are 128 plus the signal's number."""
 
     DONE = 0
     REFUTED = 1

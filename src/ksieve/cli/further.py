@@ -15,11 +15,11 @@ import typer
 from typer.core import TyperCommand
 
 from ksieve.cli.screen import Group
+from ksieve.core.installation import install_command
 
 Table = Mapping[str, tuple[str, str]]
 
 GROUP = "ksieve.commands"
-HOW = "Benches, studies, replays and captures come with ksieve-lab: pip install ./lab in a clone of ksieve."
 
 
 def register(table: Table) -> None:
@@ -68,5 +68,6 @@ class Commands(Group):
             return super().resolve_command(ctx, args)
         except Exception as error:
             if not _tables() and hasattr(error, "message"):
-                error.message += f" {HOW}"
+                how = install_command(name="ksieve-lab")
+                error.message += f" Benches, studies, replays and captures come with ksieve-lab: {how}"
             raise

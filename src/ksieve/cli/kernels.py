@@ -73,7 +73,7 @@ def build(
 ) -> None:
     """Compile CUDA kernels into the cache, so that first calls need not compile.
 
-    Needs NVRTC (pip install 'ksieve[cuda]'). With --device it needs no GPU. A cache that cannot be written is an error.
+    Needs NVRTC, of the extra cuda. With --device it needs no GPU. A cache that cannot be written is an error.
 
     With --bundle the cache need not be writable. A process with KSIEVE_BUNDLE needs neither a compiler nor a cache.
     """

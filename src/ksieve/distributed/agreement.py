@@ -18,6 +18,7 @@ from hashlib import blake2b
 from typing import Any, NoReturn
 
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
+from ksieve.core.installation import install_command
 from ksieve.core.problem import is_int
 from ksieve.distributed.schedules import LINKS, Link
 
@@ -83,7 +84,7 @@ def distributed() -> Any:
     try:
         import torch.distributed as dist
     except ImportError:
-        raise BackendError("ksieve.distributed runs on PyTorch: pip install 'ksieve[torch]'") from None
+        raise BackendError(f"ksieve.distributed runs on PyTorch: {install_command('torch')}") from None
     if not dist.is_available() or not dist.is_initialized():
         raise BackendError("there is no process group: torch.distributed.init_process_group(...) first")
     return dist

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ksieve.core.errors import ArgumentError, BackendError, FileFormatError, KsieveError
+from ksieve.core.installation import install_command
 from ksieve.core.paths import as_path, unreadable
 
 Array = np.ndarray[Any, Any]
@@ -164,7 +165,7 @@ def _load_torch(path: Path, name: str | None, prefer: str) -> Array:
     try:
         import torch
     except ImportError as error:
-        raise BackendError(f"{path}: reading a torch file needs PyTorch: pip install 'ksieve[torch]'") from error
+        raise BackendError(f"{path}: reading a torch file needs PyTorch: {install_command('torch')}") from error
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(loaded, dict):
         tensors = {str(key): each for key, each in loaded.items() if isinstance(each, torch.Tensor)}

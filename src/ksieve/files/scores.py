@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, FileFormatError
+from ksieve.core.installation import install_command
 from ksieve.core.paths import as_path
 from ksieve.files.arrays import Array, is_npy, map_npy, pick, read_header
 
@@ -179,7 +180,8 @@ def open_scores(path: str | os.PathLike[str], tensor: str | None = None) -> Scor
                 return found
         if ours:
             raise FileFormatError(
-                f"{path}: a capture of ksieve's laboratory, which is not installed: pip install ./lab in a clone"
+                f"{path}: a capture of ksieve's laboratory, which is not installed: "
+                f"{install_command(name='ksieve-lab')}"
             )
     among = tensors if name or not matrices else {other: tensors[other] for other in matrices}
     chosen = tensors[pick(path, among, name, "scores", "tensor")]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core.errors import BackendError
+from ksieve.core.installation import install_command
 from ksieve.distributed.agreement import distributed
 from ksieve.files import stream
 from ksieve.files.stream import BLOCK_BYTES, Sink, StreamResult
@@ -40,7 +41,7 @@ def ranks() -> Iterator[tuple[int, int]]:
         import torch
         import torch.distributed as dist
     except ImportError:
-        raise BackendError("processes of torchrun meet through PyTorch: pip install 'ksieve[torch]'") from None
+        raise BackendError(f"processes of torchrun meet through PyTorch: {install_command('torch')}") from None
     ours = not dist.is_initialized()
     if ours:
         if torch.cuda.is_available():

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ksieve import api, dispatch
 from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.installation import install_command
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.dispatch import Backend
@@ -168,7 +169,7 @@ def _movers(backend: str) -> tuple[Callable[[Any], Any], Callable[[Any], NDArray
         import torch
     except ImportError:
         raise BackendError(
-            "the cuda backend moves scores to the GPU with PyTorch: pip install 'ksieve[torch]'"
+            f"the cuda backend moves scores to the GPU with PyTorch: {install_command('torch')}"
         ) from None
     if not torch.cuda.is_available():
         raise BackendError("the cuda backend needs a CUDA GPU, and PyTorch sees none; use the cpu backend")

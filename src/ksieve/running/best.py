@@ -12,6 +12,7 @@ from ksieve.core import problem
 from ksieve.core.arrays import Device, inspect, is_array
 from ksieve.core.errors import ArgumentError, BackendError, shown
 from ksieve.core.groups import Blocks, Offsets, Positions, RowBounds
+from ksieve.core.installation import install_command
 from ksieve.core.keys import widen
 from ksieve.core.options import Options, check_choice, dtype_text
 from ksieve.core.selection import Selection
@@ -27,7 +28,7 @@ def _torch_on(device: Device) -> Any:
     try:
         import torch
     except ImportError:
-        raise BackendError("tiles on CUDA are tensors of PyTorch: pip install 'ksieve[torch]'") from None
+        raise BackendError(f"tiles on CUDA are tensors of PyTorch: {install_command('torch')}") from None
     if device.kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if device.index >= count:

@@ -9,6 +9,7 @@ from typing import Any
 from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
+from ksieve.core.installation import install_command
 from ksieve.planning.plan import Plan
 from ksieve.tuning import timing
 from ksieve.tuning.timing import Contender
@@ -61,7 +62,7 @@ def require_device() -> DeviceInfo:
     try:
         import torch
     except ImportError:
-        raise BackendError("inputs on the GPU are made with PyTorch: pip install 'ksieve[torch]'") from None
+        raise BackendError(f"inputs on the GPU are made with PyTorch: {install_command('torch')}") from None
     from ksieve.backends import cuda
 
     if not torch.cuda.is_available():

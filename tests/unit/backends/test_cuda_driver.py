@@ -14,6 +14,7 @@ import ksieve
 from ksieve.backends.cuda.jit import build, bundle
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin
+from ksieve.core.installation import install_command
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
 
@@ -104,7 +105,7 @@ def test_a_bundle_needs_the_driver_alone(stub, tmp_path, family):
         assert any(line.startswith("launch") for line in lines)
     else:
         assert lines[-1].startswith("refused: the CUDA backend needs") and "has no kernel" in lines[-1]
-        assert "pip install 'ksieve[cuda12]'" in lines[-1], "which fits a driver of CUDA 12.8"
+        assert install_command("cuda12") in lines[-1], "which fits a driver of CUDA 12.8"
 
 
 def test_persistent_call(stub):
@@ -154,12 +155,12 @@ def test_split_call_with_a_workspace_and_statistics(stub):
         ({"STUB_INIT": "803"}, "CUDA error while starting the CUDA driver: CUDA_ERROR_STUB (803), stub failure"),
         ({"STUB_MAJOR": "7"}, "cuda:0 (Stub) has compute capability 7.0; ksieve needs 8.0 (A100) or newer"),
         ({"STUB_LOAD": "209"}, "the driver refused a compiled kernel: CUDA_ERROR_STUB (209), stub failure. It supports "
-         "CUDA 12.8: update the driver, or compile with the NVRTC for it, pip install 'ksieve[cuda12]'; then run"),
+         f"CUDA 12.8: update the driver, or compile with the NVRTC for it, {install_command('cuda12')}; then run"),
         ({"STUB_LOAD": "209", "STUB_CUDA": "13010"}, "the driver refused a compiled kernel: CUDA_ERROR_STUB (209), "
-         "stub failure. It supports CUDA 13.1: update the driver, or compile with the NVRTC for it, pip install "
-         "'ksieve[cuda]'"),
+         "stub failure. It supports CUDA 13.1: update the driver, or compile with the NVRTC for it, "
+         f"{install_command('cuda')}"),
         ({"STUB_CUDA": "12020"}, "the NVIDIA driver supports CUDA 12.2 and is too old: update it to 580 or newer, or "
-         "to 550 or newer with pip install 'ksieve[cuda12]'"),
+         f"to 550 or newer with {install_command('cuda12')}"),
         ({"STUB_ALLOC": "2"}, "could not allocate"),
         ({"STUB_LAUNCH": "700"}, "CUDA error at the launch of stream, possibly of earlier work"),
         ({"STUB_CAPTURING": "1"}, "a kernel has to be compiled or loaded while a stream is being captured: warm up"),

@@ -20,6 +20,7 @@ from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources
 from ksieve.backends.cuda.jit.spec import KernelSpec
 from ksieve.cli import doctor as command
 from ksieve.core.errors import BackendError
+from ksieve.core.installation import install_command
 from ksieve.core.selection import Selection
 from ksieve.doctor import Cache, Driver, Gpu, Made, Report
 from ksieve.model import reference
@@ -75,8 +76,8 @@ def test_all_is_well(found):
         (report(cuda=WRONG), "cuda backend answered wrongly", "ksieve cache --clear", False),
         (report(cpu=ABSENT, cuda=ABSENT, driver=NO_GPU), "CPU backend does not run: it is missing",
          "pip install --upgrade numba numpy", False),
-        (report(cuda=replace(ABSENT, problem="no NVRTC: pip install 'ksieve[cuda12]'")), "H200 is not used: no NVRTC",
-         "pip install 'ksieve[cuda12]'", True),
+        (report(cuda=replace(ABSENT, problem=f"no NVRTC: {install_command('cuda12')}")), "H200 is not used: no NVRTC",
+         install_command("cuda12"), True),
         (report(cuda=ABSENT), "NVIDIA H200 is not used: it is missing", None, True),
         (report(cuda=replace(ABSENT, problem=BAD_BUNDLE.problem)), "is damaged", "unset KSIEVE_BUNDLE", True),
         (report(cuda=ABSENT, driver=Driver("580.1", "13.0", (), "it sees none")), "offers no GPU: it sees none",
@@ -87,7 +88,7 @@ def test_all_is_well(found):
          "export KSIEVE_CACHE_DIR=<a directory that you alone can write>", True),
         (report(cache=replace(CACHE, damaged=2)), "2 of 4 compiled kernels are damaged", "ksieve cache --clear", True),
         (report(packages={"torch": None, "cupy": None, "jax": None}), "no array library",
-         "pip install 'ksieve[torch]'", True),
+         install_command("torch"), True),
         (report(torch_cuda=None), "built without CUDA", "pip install --force-reinstall torch", True),
     ],
 )  # fmt: skip
@@ -217,10 +218,10 @@ def test_the_bundle_of_the_environment_is_read(monkeypatch, tmp_path):
 
 
 def test_the_page_ends_with_the_fix_and_its_command(monkeypatch):
-    cuda = replace(ABSENT, problem="no CUDA packages: pip install 'ksieve[cuda]'")
+    cuda = replace(ABSENT, problem=f"no CUDA packages: {install_command('cuda')}")
     lines = invoke(monkeypatch, report(cuda=cuda)).stdout.splitlines()
     assert lines[-3].startswith("Fix this first: the NVIDIA H200 is not used")
-    assert lines[-2] == "    pip install 'ksieve[cuda]'"
+    assert lines[-2] == f"    {install_command('cuda')}"
     assert lines[-1].startswith("Until then: selections run on 8 CPU threads")
 
 

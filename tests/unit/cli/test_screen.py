@@ -12,8 +12,10 @@ import pytest
 import ksieve
 import ksieve_lab
 from ksieve.backends.cuda.jit import compile as compiler
+from ksieve.cli import further
 from ksieve.cli.screen import first_sentence, names_of
 from ksieve.core.errors import BackendError
+from ksieve.core.installation import install_command
 from ksieve_lab.cli.app import tree
 
 COMMANDS = tree().commands
@@ -52,6 +54,13 @@ def test_a_flag_shows_no_type_and_an_option_one():
 def test_the_first_sentence_keeps_a_default():
     assert first_sentence("File. It is large. Default: none.") == "File. Default: none."
     assert first_sentence("auto: a GPU (.npy) or 1.5. reference: slow") == "auto: a GPU (.npy) or 1.5. reference: slow"
+
+
+def test_an_unknown_command_says_where_further_ones_come_from(run, monkeypatch):
+    monkeypatch.setattr(further, "_tables", list)
+    ran = run("bench")
+    assert ran.code == 2
+    assert "captures come with ksieve-lab: " + install_command(name="ksieve-lab") in ran.err
 
 
 @pytest.mark.extended

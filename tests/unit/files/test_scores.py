@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tracemalloc
 from importlib.metadata import EntryPoint
 
@@ -17,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 import ksieve
 from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
+from ksieve.core.installation import install_command
 from ksieve.files import load_array, open_scores, scores, stream
 from ksieve.files.columns import JoinedColumns, share_lengths
 from ksieve.files.save import save_scores, write_header
@@ -156,7 +158,7 @@ HOSTILE = {
     "many digits": (scores_of([0, 4], __metadata__={"ksieve_capture": "1", "topk": "9" * 5000}), 0, "'topk' is '9999"),
     "another script": (scores_of([0, 4], __metadata__={"ksieve_capture": "1", "topk": "٣"}), 0, "takes an int from 1"),
     "K of 0": (scores_of([0, 4], __metadata__={"ksieve_capture": "1", "topk": "0"}), 0, "takes an int from 1"),
-    "a later version": (scores_of([0, 4], __metadata__={"ksieve_capture": "2"}), 0, "pip install ./lab in a clone"),
+    "a later version": (scores_of([0, 4], __metadata__={"ksieve_capture": "2"}), 0, install_command(name="ksieve-lab")),
     "an overlap": ({**scores_of([1, 4], 16), "x": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}, 16, ""),
     "a gap": ({**scores_of([1, 4], 16), "x": {"dtype": "F32", "shape": [1], "data_offsets": [20, 24]}}, 24, ""),
     "a range too short": (scores_of([2, 4], 16), 16, "not a readable .safetensors file"),
@@ -265,7 +267,8 @@ def test_a_damaged_file_is_refused_or_selected_exactly(whole, data):
 def test_readers_of_other_packages(tmp_path, monkeypatch):
     factors, made = tmp_path / "f.safetensors", np.ones((4, 2, 8), "f4")
     write_factors(factors, q=made, keys=np.ones((50, 8), "f4"), weights=np.ones((4, 2), "f4"), k=5)
-    with pytest.raises(FileFormatError, match=r"a capture of ksieve's laboratory, .*: pip install ./lab in a clone"):
+    remedy = re.escape(install_command(name="ksieve-lab"))
+    with pytest.raises(FileFormatError, match=f"a capture of ksieve's laboratory, .*: {remedy}"):
         open_scores(factors)
     entry = EntryPoint("captures", "ksieve_lab.captures.factor_reader:reader", scores.GROUP)
     monkeypatch.setattr(scores, "entry_points", lambda *, group: [entry] if group == scores.GROUP else [])

@@ -14,6 +14,7 @@ from typing import Any
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.installation import install_command
 from ksieve.planning.plan import Plan
 from ksieve.tuning import fills, tasks, timing
 from ksieve.tuning.tasks import Task
@@ -90,7 +91,7 @@ def device_of(settings: Settings) -> Any:
     if settings.fixed.get("device") != "cpu":
         return tasks.require_device()
     if importlib.util.find_spec("torch") is None:
-        raise BackendError("the bench makes its inputs with PyTorch: pip install 'ksieve[torch]'")
+        raise BackendError(f"the bench makes its inputs with PyTorch: {install_command('torch')}")
     return "cpu"
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from ksieve import api
 from ksieve.checking.verify import verify
 from ksieve.core.errors import BackendError
+from ksieve.core.installation import install_command
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import Device, Problem
 from ksieve.distributed import Contiguous, Interleaved, Pairs, ShardPlan, fused, plan, topk
@@ -48,7 +49,7 @@ def group(kind: str) -> Iterator[tuple[int, int]]:
     try:
         import torch.distributed as dist
     except ImportError:
-        raise BackendError("ranks are those of PyTorch: pip install 'ksieve[torch]'") from None
+        raise BackendError(f"ranks are those of PyTorch: {install_command('torch')}") from None
     ours = not dist.is_initialized()
     if ours:
         backend = "nccl" if kind == "cuda" else "gloo"

@@ -31,6 +31,7 @@ from ksieve.core.atomic import Draft
 from ksieve.core.call import Call
 from ksieve.core.entries import bounds
 from ksieve.core.errors import ArgumentError, BackendError, KsieveError, kind_of, shown
+from ksieve.core.installation import install_command
 from ksieve.core.keys import widen
 from ksieve.core.paths import as_path, same_file
 from ksieve.core.problem import Problem
@@ -368,7 +369,7 @@ def _host(array: Any) -> np.ndarray[Any, Any]:
             import torch
         except ImportError:
             raise BackendError(
-                "ksieve_lab.record copies CUDA arrays of this library with PyTorch: pip install 'ksieve[torch]'"
+                f"ksieve_lab.record copies CUDA arrays of this library with PyTorch: {install_command('torch')}"
             ) from None
         library, array = "torch", torch.from_dlpack(array)
     if library == "torch":

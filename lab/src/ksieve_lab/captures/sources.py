@@ -19,6 +19,7 @@ from rich.filesize import decimal
 
 from ksieve.core import problem
 from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
+from ksieve.core.installation import install_command
 from ksieve.files.arrays import Array, map_npy, pick, read_header, readable
 from ksieve_lab.captures.factors import FACTORS
 
@@ -94,7 +95,7 @@ def _of_torch(path: Path, name: str | None, prefer: str) -> Source:
     try:
         import torch
     except ImportError as e:
-        raise BackendError(f"{path}: reading a torch file needs PyTorch: pip install 'ksieve[torch]'") from e
+        raise BackendError(f"{path}: reading a torch file needs PyTorch: {install_command('torch')}") from e
     if not zipfile.is_zipfile(path):
         raise ValueError("it is no archive, as torch.save writes")
     # A mapped storage ends with the file, and PyTorch refuses a tensor that goes beyond its storage.

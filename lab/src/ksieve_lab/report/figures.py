@@ -24,6 +24,7 @@ import numpy as np
 
 from ksieve.core import atomic
 from ksieve.core.errors import BackendError
+from ksieve.core.installation import install_command
 from ksieve.core.text import printable
 
 INK, MUTED, GRID, CARD = "#1f2328", "#57606a", "#d5dae0", "#fdfdfc"
@@ -111,7 +112,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise BackendError("figures need matplotlib: install it with: pip install './lab[plot]'") from error
+        raise BackendError(f"figures need matplotlib: {install_command('plot', 'ksieve-lab')}") from error
 
 
 def can_draw() -> bool:

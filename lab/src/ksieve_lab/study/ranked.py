@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core.errors import ArgumentError, BackendError
+from ksieve.core.installation import install_command
 from ksieve.core.keys import BIN_CUTOFF_KEY, coarse_bin, order_key, score_of_key, widen
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.study.rows import read_blocks
@@ -145,7 +146,7 @@ def require_cuda() -> Any:
         import torch
     except ImportError as error:
         raise BackendError(
-            "--backend cuda ranks rows with PyTorch: pip install 'ksieve[torch]', or use --backend cpu"
+            f"--backend cuda ranks rows with PyTorch: {install_command('torch')}, or use --backend cpu"
         ) from error
     if not torch.cuda.is_available():
         raise BackendError("--backend cuda needs a CUDA GPU, and PyTorch sees none; use --backend cpu")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ksieve.core.installation import install_command
 from ksieve_lab.report import figures
 from ksieve_lab.report.specs.study import ABOUT, EVERY_POLICY, FIGURES, VERDICT, comparison
 from ksieve_lab.report.tables import File, Table, cells, machine
@@ -67,7 +68,7 @@ POLICIES = (
     "and row scans. Any of them is exact; ksieve calibrate weighs them by a device's costs."
 )
 
-NO_FIGURES = "without figures: matplotlib is not installed (pip install './lab[plot]')"
+NO_FIGURES = f"without figures: matplotlib is not installed ({install_command('plot', 'ksieve-lab')})"
 """Said where a study is written without its figures."""
 
 _PAPER = (

@@ -15,6 +15,7 @@ from typing import Any
 
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
+from ksieve.core.installation import install_command
 
 LEAST_CAPABILITY = (8, 0)
 LEAST_CUDA = 12_040
@@ -36,7 +37,7 @@ def cuda_version() -> int | None:
 
 def install(version: int | None) -> str:
     """Command that installs the extra for a driver of some CUDA version; None: for the newest."""
-    return f"pip install 'ksieve[{'cuda12' if version is not None and version < 13_000 else 'cuda'}]'"
+    return install_command("cuda12" if version is not None and version < 13_000 else "cuda")
 
 
 def too_old(version: int) -> BackendError | None:

@@ -1,0 +1,31 @@
+"""How this installation came, so that a message can say how to add to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def install_command(extra: str = "", name: str = "ksieve") -> str:
+    """Command that adds an extra, or ksieve-lab, from where this ksieve came: a clone, a wheel or an index.
+
+    `name`: "ksieve" or "ksieve-lab".
+    """
+    extras, lab = f"[{extra}]" if extra else "", name == "ksieve-lab"
+    tree = Path(__file__).parents[3]
+    if (tree / "pyproject.toml").is_file():
+        return f"pip install -e '{tree / 'lab' if lab else tree}{extras}'"
+    import json
+    from importlib import metadata
+
+    try:
+        origin = json.loads(metadata.distribution("ksieve").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        origin = {}
+    url = origin.get("url", "")
+    if "vcs_info" in origin:
+        url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}{'#subdirectory=lab' * lab}"
+    elif "dir_info" in origin:
+        url += "/lab" * lab
+    elif lab:  # the wheels of a release lie together
+        url = url.replace("/ksieve-", "/ksieve_lab-")
+    return f"pip install '{name}{extras}{f' @ {url}' if url else ''}'"
