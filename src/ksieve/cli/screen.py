@@ -33,6 +33,10 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """A group whose commands have a line each."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Words of the usage line."""
+        return ["[OPTIONS]", "COMMAND ..."]
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         _write(self, ctx, formatter)

@@ -48,6 +48,13 @@ def test_every_command_and_option_explains_itself(tree: list[tuple[tuple[str, ..
             assert parameter.help, f"{' '.join(path)} {parameter.name}"
 
 
+def test_the_page_of_a_command_has_every_option(generator: Any, tree: list[tuple[tuple[str, ...], Any]]) -> None:
+    pages = dict(generator.cli_reference())
+    for path, command in tree:
+        for parameter in command.params:
+            assert any(name in pages["-".join(path)] for name in (*parameter.opts, str(parameter.metavar))), path
+
+
 def test_committed_figures_are_those_that_pages_show() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     for path in (ROOT / "docs" / "figures").iterdir():
