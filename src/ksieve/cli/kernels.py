@@ -147,7 +147,8 @@ def build(
             update(done)
     if file is None and not all(map(cache.kept, wanted)):
         raise BackendError(f"compiled kernels were not kept in {cache.cache_dir()}: set KSIEVE_CACHE_DIR")
-    terminal.table(["kernel", "registers", "spilled", "shared", ""], sorted(lines))
+    shown = [[f"{int(cell):,}" if cell.isdecimal() else cell for cell in line] for line in sorted(lines)]
+    terminal.table(["kernel", "registers", "spilled", "shared bytes", ""], shown)
     kernels = "1 kernel" if len(wanted) == 1 else f"{len(wanted)} kernels"
     took = seconds_text(time.perf_counter() - start)
     terminal.say(f"{kernels} in {file or cache.cache_dir()}, {compiled} of them compiled now in {took}")

@@ -57,7 +57,9 @@ def choose(
     if family in (None, "resident_cluster") and "resident_cluster" in possible:
         shape = _clustered(problem, asked, device, known, family is not None)
         if shape is not None:
-            what = f"a cluster of {shape.ctas_per_row} CTAs keeps the blocks of a row of {problem.width} scores on chip"
+            what = (
+                f"a cluster of {shape.ctas_per_row} CTAs keeps the blocks of a row of {problem.width:,} scores on chip"
+            )
             return _plan(problem, asked, device, "resident_cluster", shape, what)
     if family in (None, "resident_block"):
         shape = next(_resident(asked, device, 1), None)

@@ -49,9 +49,9 @@ def choose(problem: Problem, device: DeviceInfo, family: str | None, policy: Sam
     if policy is not None:
         chosen, why = resolve_policy(policy), f"policy {FORCED}"
     elif chosen := default_policy(width, max(k, 1)):
-        why = f"width {width} is wide enough for a sampled boundary"
+        why = f"width {width:,} is wide enough for a sampled boundary"
     else:
-        why = f"width {width} is too short for a sampled boundary at k={k}"
+        why = f"width {width:,} is too short for a sampled boundary at k={k:,}"
     capacity = candidate_capacity(width, max(k, 1), chosen)
     reason = f"rows in parallel on {device.threads} threads; {why}"
     return Plan(problem, device, "cpu", chosen, capacity, threads=device.threads, reason=reason)

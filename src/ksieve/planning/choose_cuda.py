@@ -123,18 +123,18 @@ def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy 
         splits = _splits(problem, device, policy)
         paying = _known(problem, device).split_for(width)
         if paying is not None and 2 * splits > paying.fewest:  # round up to the next power of two
-            return "stream_split", f"{rows} long rows leave multiprocessors idle: {splits} CTAs share a row"
+            return "stream_split", f"{rows:,} long rows leave multiprocessors idle: {splits} CTAs share a row"
         if rows >= device.sm_count:
-            return "stream", f"{rows} rows fill the device: one CTA owns a row"
-        return "stream", f"{rows} rows of {width} scores: merging split rows would cost more than it saves"
+            return "stream", f"{rows:,} rows fill the device: one CTA owns a row"
+        return "stream", f"{rows:,} rows of {width:,} scores: merging split rows would cost more than it saves"
     narrow = width <= points.WARP_WIDTH and rows >= points.WARP_ROWS * device.sm_count
     if narrow and _geometry(problem, device, "register_warp", None).resident_width:
-        return "register_warp", f"{rows} rows of {width} scores: a warp keeps each in registers"
+        return "register_warp", f"{rows:,} rows of {width:,} scores: a warp keeps each in registers"
     if found := _on_chip(problem, device, kept):
         return found
     clusters = "resident_cluster" in _known(problem, device).usual
     if clusters and rows * points.CLUSTER <= device.sm_count and width > problem.k and _cluster_stores(problem, device):
-        return "resident_cluster", f"{rows} rows too short to sample: a cluster of {points.CLUSTER} CTAs shares a row"
+        return "resident_cluster", f"{rows:,} rows too short to sample: a cluster of {points.CLUSTER} CTAs shares a row"
     if problem.options.positions:
         return "stream_unsampled", "scores have positions of their own: exact boundary"
     return "stream_unsampled", "rows too short to sample, or k too large for a resident frontier: exact boundary"
@@ -146,7 +146,7 @@ def _on_chip(problem: Problem, device: DeviceInfo, kept: bool) -> tuple[str, str
     Zeroing the workspace of a grid in front of each call may take longer than that saves, where another family needs
     none.
     """
-    rows = f"{problem.rows} rows of {problem.width} scores"
+    rows = f"{problem.rows:,} rows of {problem.width:,} scores"
     one = problem.width <= _geometry(problem, device, "resident_block", None).resident_width
     cluster = _fits_cluster(problem, device)
     if (kept or not (one or cluster)) and _fits_grid(problem, device):
@@ -155,7 +155,9 @@ def _on_chip(problem: Problem, device: DeviceInfo, kept: bool) -> tuple[str, str
     if cluster:
         ctas = _geometry(problem, device, "resident_cluster", None).ctas_per_row
         return "resident_cluster", f"{rows}: a cluster of {ctas} CTAs keeps a row on chip"
-    return (one_cta(problem, device), f"rows of {problem.width} scores stay on chip and are read once") if one else None
+    return (
+        (one_cta(problem, device), f"rows of {problem.width:,} scores stay on chip and are read once") if one else None
+    )
 
 
 def one_cta(problem: Problem, device: DeviceInfo) -> str:

@@ -116,10 +116,10 @@ def cost_of(problem: Problem, device: DeviceInfo) -> Cost | None:
         us = found[0] * read_there
         if card != on:
             us += read - read_there
-            return Cost(us, read / us, "bandwidth", on, k)
+            return Cost(round(us, 2), read / us, "bandwidth", on, k)
         exact = k == problem.k and problem.rows in grid.get(problem.usual, ())
-        return Cost(us, found[1], "measured" if exact else "interpolated", on, k)
-    return Cost(read, 1.0, "read", on, 0)
+        return Cost(round(us, 2), found[1], "measured" if exact else "interpolated", on, k)
+    return Cost(round(read, 2), 1.0, "read", on, 0)
 
 
 def plain_read_us(size: float, card: str) -> float:

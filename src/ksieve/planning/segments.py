@@ -43,7 +43,7 @@ def choose(
         plan = replace(last, bins=(replace(plan, bin=0),), bin=0, reason=reason)
     elif plan.family in _BOUNDED:
         family = "resident_block" if asked.width <= WIDEST_BINNED else "stream_split"
-        reason = f"{problem.rows} segments of up to {asked.width} scores, among which longer ones may be"
+        reason = f"{problem.rows:,} segments of up to {asked.width:,} scores, among which longer ones may be"
         plan = replace(choose_cuda.choose(asked, device, family, None), reason=reason)
     if memory.entry_bytes(plan.family, problem.width, plan.threads) > memory.entry_bytes(
         plan.family, asked.width, plan.threads
