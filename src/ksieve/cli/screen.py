@@ -17,31 +17,6 @@ OF_THE_CALL = "Options of ksieve.select"
 _SENTENCE = re.compile(r"(?<=[.])\s+(?=[A-Z])")
 
 
-class Command(TyperCommand):
-    """A command with both kinds of help."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Words of the usage line."""
-        arguments = (each for each in self.params if each.param_type_name == "argument")
-        return ["[OPTIONS]", *(f"{each.metavar}" if each.required else f"[{each.metavar}]" for each in arguments)]
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
-        _write(self, ctx, formatter)
-
-
-class Group(TyperGroup):
-    """A group whose commands have a line each."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Words of the usage line."""
-        return ["[OPTIONS]", "COMMAND ..."]
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
-        _write(self, ctx, formatter)
-
-
 def show_all(ctx: typer.Context, wanted: bool) -> None:
     """Print the whole help of a command, for ``--help-all``."""
     if wanted:
@@ -100,3 +75,24 @@ def _write(command: Any, ctx: Any, formatter: Any) -> None:
     if more:
         formatter.write_paragraph()
         formatter.write_text(f"{ctx.command_path} --help-all lists {len(more)} options of the call too.")
+
+
+class Command(TyperCommand):
+    """A command with both kinds of help."""
+
+    format_help = _write
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Words of the usage line."""
+        arguments = (each for each in self.params if each.param_type_name == "argument")
+        return ["[OPTIONS]", *(f"{each.metavar}" if each.required else f"[{each.metavar}]" for each in arguments)]
+
+
+class Group(TyperGroup):
+    """A group whose commands have a line each."""
+
+    format_help = _write
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Words of the usage line."""
+        return ["[OPTIONS]", "COMMAND ..."]
