@@ -13,8 +13,7 @@ import numpy as np
 
 from ksieve.core import problem
 from ksieve.core.arrays import ArrayInfo
-from ksieve.core.errors import BackendError
-from ksieve.core.installation import install_command
+from ksieve.core.installation import require_torch
 from ksieve.core.keys import NAN_LEVEL, level, widen
 
 BEST = 0x7F800000
@@ -191,10 +190,5 @@ def as_torch(array: Any) -> Any:
     """View an array of any library as a torch tensor on the same device."""
     if problem.library_of(array) == "torch":
         return array.detach()
-    try:
-        import torch
-    except ImportError:
-        raise BackendError(
-            f"verify on CUDA arrays runs on PyTorch: {install_command('torch')}, or pass host arrays"
-        ) from None
+    torch = require_torch("verify on CUDA arrays runs on PyTorch", ", or pass host arrays")
     return torch.from_numpy(np.array(array)) if isinstance(array, np.ndarray) else torch.from_dlpack(array)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from ksieve.core.errors import BackendError
 
 
 def install_command(extra: str = "", name: str = "ksieve") -> str:
@@ -29,3 +32,12 @@ def install_command(extra: str = "", name: str = "ksieve") -> str:
     elif lab:  # the wheels of a release lie together
         url = url.replace("/ksieve-", "/ksieve_lab-")
     return f"pip install '{name}{extras}{f' @ {url}' if url else ''}'"
+
+
+def require_torch(why: str, instead: str = "") -> Any:
+    """Import PyTorch; a `BackendError` says why it is needed, how it is installed, and what serves instead."""
+    try:
+        import torch
+    except ImportError as error:
+        raise BackendError(f"{why}: {install_command('torch')}{instead}") from error
+    return torch

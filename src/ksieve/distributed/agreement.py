@@ -18,7 +18,7 @@ from hashlib import blake2b
 from typing import Any, NoReturn
 
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
-from ksieve.core.installation import install_command
+from ksieve.core.installation import require_torch
 from ksieve.core.problem import is_int
 from ksieve.distributed.schedules import LINKS, Link
 
@@ -81,10 +81,7 @@ def tag_of(*facts: Any) -> int:
 
 def distributed() -> Any:
     """Import ``torch.distributed``, with a process group."""
-    try:
-        import torch.distributed as dist
-    except ImportError:
-        raise BackendError(f"ksieve.distributed runs on PyTorch: {install_command('torch')}") from None
+    dist = require_torch("ksieve.distributed runs on PyTorch").distributed
     if not dist.is_available() or not dist.is_initialized():
         raise BackendError("there is no process group: torch.distributed.init_process_group(...) first")
     return dist

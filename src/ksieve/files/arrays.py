@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.core.errors import ArgumentError, BackendError, FileFormatError, KsieveError
-from ksieve.core.installation import install_command
+from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
+from ksieve.core.installation import require_torch
 from ksieve.core.paths import as_path, unreadable
 
 Array = np.ndarray[Any, Any]
@@ -162,10 +162,7 @@ def pick(path: Path, found: Mapping[str, object], name: str | None, prefer: str,
 
 
 def _load_torch(path: Path, name: str | None, prefer: str) -> Array:
-    try:
-        import torch
-    except ImportError as error:
-        raise BackendError(f"{path}: reading a torch file needs PyTorch: {install_command('torch')}") from error
+    torch = require_torch(f"{path}: reading a torch file needs PyTorch")
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(loaded, dict):
         tensors = {str(key): each for key, each in loaded.items() if isinstance(each, torch.Tensor)}

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ksieve.core.errors import BackendError
-from ksieve.core.installation import install_command
+from ksieve.core.installation import require_torch
 from ksieve.distributed.agreement import distributed
 from ksieve.files import stream
 from ksieve.files.stream import BLOCK_BYTES, Sink, StreamResult
@@ -37,11 +36,8 @@ def ranks() -> Iterator[tuple[int, int]]:
     if launched() == 1:
         yield 0, 1
         return
-    try:
-        import torch
-        import torch.distributed as dist
-    except ImportError:
-        raise BackendError(f"processes of torchrun meet through PyTorch: {install_command('torch')}") from None
+    torch = require_torch("processes of torchrun meet through PyTorch")
+    dist = torch.distributed
     ours = not dist.is_initialized()
     if ours:
         if torch.cuda.is_available():

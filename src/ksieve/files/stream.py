@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ksieve import api, dispatch
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.core.installation import install_command
+from ksieve.core.installation import require_torch
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.dispatch import Backend
@@ -165,12 +165,7 @@ def _movers(backend: str) -> tuple[Callable[[Any], Any], Callable[[Any], NDArray
     """Functions that copy a host array to the backend's device, and its indices back to the host."""
     if backend != "cuda":
         return (lambda array: array), (lambda indices: np.asarray(indices))
-    try:
-        import torch
-    except ImportError:
-        raise BackendError(
-            f"the cuda backend moves scores to the GPU with PyTorch: {install_command('torch')}"
-        ) from None
+    torch = require_torch("the cuda backend moves scores to the GPU with PyTorch")
     if not torch.cuda.is_available():
         raise BackendError("the cuda backend needs a CUDA GPU, and PyTorch sees none; use the cpu backend")
 

@@ -12,7 +12,7 @@ from ksieve.core import problem
 from ksieve.core.arrays import Device, inspect, is_array
 from ksieve.core.errors import ArgumentError, BackendError, shown
 from ksieve.core.groups import Blocks, Offsets, Positions, RowBounds
-from ksieve.core.installation import install_command
+from ksieve.core.installation import require_torch
 from ksieve.core.keys import widen
 from ksieve.core.options import Options, check_choice, dtype_text
 from ksieve.core.selection import Selection
@@ -25,10 +25,7 @@ _ALL = slice(None)
 
 def _torch_on(device: Device) -> Any:
     """PyTorch, which sees the device."""
-    try:
-        import torch
-    except ImportError:
-        raise BackendError(f"tiles on CUDA are tensors of PyTorch: {install_command('torch')}") from None
+    torch = require_torch("tiles on CUDA are tensors of PyTorch")
     if device.kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if device.index >= count:

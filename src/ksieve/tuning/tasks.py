@@ -9,7 +9,7 @@ from typing import Any
 from ksieve import api
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import BackendError
-from ksieve.core.installation import install_command
+from ksieve.core.installation import require_torch
 from ksieve.planning.plan import Plan
 from ksieve.tuning import timing
 from ksieve.tuning.timing import Contender
@@ -59,10 +59,7 @@ def require_device() -> DeviceInfo:
 
     Raises `BackendError` if there is none, or no PyTorch that could use it.
     """
-    try:
-        import torch
-    except ImportError:
-        raise BackendError(f"inputs on the GPU are made with PyTorch: {install_command('torch')}") from None
+    torch = require_torch("inputs on the GPU are made with PyTorch")
     from ksieve.backends import cuda
 
     if not torch.cuda.is_available():

@@ -16,8 +16,7 @@ import numpy as np
 
 from ksieve import api
 from ksieve.checking.verify import verify
-from ksieve.core.errors import BackendError
-from ksieve.core.installation import install_command
+from ksieve.core.installation import require_torch
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import Device, Problem
 from ksieve.distributed import Contiguous, Interleaved, Pairs, ShardPlan, fused, plan, topk
@@ -46,10 +45,7 @@ _BUSY_BYTES = 1 << 30  # written in about 300 us, in which every host enqueues a
 @contextmanager
 def group(kind: str) -> Iterator[tuple[int, int]]:
     """Join the process group that ``torchrun`` asks for, or one of this process alone; yields rank and world."""
-    try:
-        import torch.distributed as dist
-    except ImportError:
-        raise BackendError(f"ranks are those of PyTorch: {install_command('torch')}") from None
+    dist = require_torch("ranks are those of PyTorch").distributed
     ours = not dist.is_initialized()
     if ours:
         backend = "nccl" if kind == "cuda" else "gloo"

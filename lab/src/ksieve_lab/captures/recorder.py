@@ -31,7 +31,7 @@ from ksieve.core.atomic import Draft
 from ksieve.core.call import Call
 from ksieve.core.entries import bounds
 from ksieve.core.errors import ArgumentError, BackendError, KsieveError, kind_of, shown
-from ksieve.core.installation import install_command
+from ksieve.core.installation import require_torch
 from ksieve.core.keys import widen
 from ksieve.core.paths import as_path, same_file
 from ksieve.core.problem import Problem
@@ -365,12 +365,7 @@ def _rows(scores: Any, chosen: NDArray[np.int64]) -> np.ndarray[Any, Any]:
 def _host(array: Any) -> np.ndarray[Any, Any]:
     library = problem.library_of(array)
     if library == "other" and problem.inspect(array, "array").device.kind == "cuda":
-        try:
-            import torch
-        except ImportError:
-            raise BackendError(
-                f"ksieve_lab.record copies CUDA arrays of this library with PyTorch: {install_command('torch')}"
-            ) from None
+        torch = require_torch("ksieve_lab.record copies CUDA arrays of this library with PyTorch")
         library, array = "torch", torch.from_dlpack(array)
     if library == "torch":
         array = array.detach().cpu()

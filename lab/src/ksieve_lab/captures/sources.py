@@ -18,8 +18,8 @@ import numpy as np
 from rich.filesize import decimal
 
 from ksieve.core import problem
-from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
-from ksieve.core.installation import install_command
+from ksieve.core.errors import ArgumentError, FileFormatError
+from ksieve.core.installation import require_torch
 from ksieve.files.arrays import Array, map_npy, pick, read_header, readable
 from ksieve_lab.captures.factors import FACTORS
 
@@ -92,10 +92,7 @@ def _of_safetensors(path: Path, name: str | None, prefer: str) -> Source:
 
 
 def _of_torch(path: Path, name: str | None, prefer: str) -> Source:
-    try:
-        import torch
-    except ImportError as e:
-        raise BackendError(f"{path}: reading a torch file needs PyTorch: {install_command('torch')}") from e
+    torch = require_torch(f"{path}: reading a torch file needs PyTorch")
     if not zipfile.is_zipfile(path):
         raise ValueError("it is no archive, as torch.save writes")
     # A mapped storage ends with the file, and PyTorch refuses a tensor that goes beyond its storage.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.core.installation import install_command
+from ksieve.core.installation import require_torch
 from ksieve.core.keys import BIN_CUTOFF_KEY, coarse_bin, order_key, score_of_key, widen
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.study.rows import read_blocks
@@ -142,12 +142,7 @@ def check_backend(backend: str) -> None:
 
 def require_cuda() -> Any:
     """Return torch where it sees a CUDA GPU, else raise `BackendError`, which names the remedy."""
-    try:
-        import torch
-    except ImportError as error:
-        raise BackendError(
-            f"--backend cuda ranks rows with PyTorch: {install_command('torch')}, or use --backend cpu"
-        ) from error
+    torch = require_torch("--backend cuda ranks rows with PyTorch", ", or use --backend cpu")
     if not torch.cuda.is_available():
         raise BackendError("--backend cuda needs a CUDA GPU, and PyTorch sees none; use --backend cpu")
     return torch
