@@ -307,7 +307,12 @@ def test_every_option_is_timed_against_the_plain_call(host):
 
 
 def test_options_are_told_apart(host):
-    payload("options", shapes="8x4096", k=64, only="windows; by value; int64; k per row")
+    asked = {"shapes": "8x4096", "k": 64, "only": "windows; by value; int64; k per row"}
+    payload("options", **asked)
+    settings = catalog.find("options").read(**asked)
+    (case,) = options.cases(settings)
+    compiled = [make() for make in options.plans(case, gpu.Here(bench_host.H200, settings, (), None))]
+    assert list(dict.fromkeys(host)) == compiled, "what is timed was compiled before"
     asked = {plan.problem.options for plan in host}
     assert len(asked) == 5 and PLAIN in asked
     assert {(o.windows, o.order, o.index_dtype, o.per_row_k) for o in asked} == {

@@ -121,7 +121,8 @@ BENCHES = (
     ),
     replace(
         _GPU, name="options", line="The cost of every serving option: --only 'page table; by value'.",
-        cases=options.cases, measure=partial(gpu.by_case, results=options.results, measure=options.measure),
+        cases=options.cases,
+        measure=partial(gpu.by_case, results=options.results, measure=options.measure, plans=options.plans),
         stem="gpu-options-k{k}", shapes="served", peers=None,
     ),
     replace(

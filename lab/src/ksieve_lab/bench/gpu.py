@@ -33,7 +33,7 @@ class Case:
 
     `lengths`: a kind of lengths, a number that all rows have, or an array of them. `family`: of adversarial scores; ""
     for the scores of the run. The scores of cases with another `number` are others. `names`: further ones of the case,
-    in the result file.
+    in the result file. `calls`: names of options that are asked for, of a bench of options.
     """
 
     rows: int
@@ -44,6 +44,7 @@ class Case:
     family: str = ""
     number: int = 0
     names: Mapping[str, Any] = field(default_factory=dict)
+    calls: tuple[str, ...] = ()
 
     @property
     def ask(self) -> tuple[int, int, int, str]:
@@ -101,16 +102,19 @@ def plans_of(case: Case, here: Here) -> Iterator[Callable[[], Plan]]:
         yield partial(variant.plan, *case.ask, here.device)
 
 
-def filled(case: Case, here: Here) -> Task | str:
-    """Input sets of a case, or why there is no room."""
+def lengths_of(case: Case, seed: int) -> Any:
+    """Lengths of a case, on the host."""
     import torch
 
+    if isinstance(case.lengths, str):
+        return scores.lengths_of(case.lengths, case.rows, case.width, seed, "cpu")
+    return torch.from_numpy(case.lengths)
+
+
+def filled(case: Case, here: Here) -> Task | str:
+    """Input sets of a case, or why there is no room."""
     seed = here.settings.seed
-    lengths = case.lengths
-    if isinstance(lengths, str):
-        lengths = scores.lengths_of(lengths, case.rows, case.width, seed, "cpu")
-    else:
-        lengths = torch.from_numpy(lengths)
+    lengths = lengths_of(case, seed)
     matrices = tasks.allocate(case.rows, case.width, case.dtype, valid=tasks.valid_scores(lengths, case.width))
     if isinstance(matrices, str):
         return matrices

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from ksieve.planning.plan import Plan
 from ksieve.tuning import tasks
 from ksieve.tuning.tasks import Task
 from ksieve_lab.bench import calls, floor, gpu
@@ -96,16 +98,31 @@ OPTIONS = (
 )
 
 
+KNOWN = {option.name: option for option in OPTIONS}
+
+
 def cases(settings: Settings) -> list[Case]:
-    """Shapes; ``--only`` is about options."""
-    chosen_options(settings)
-    return [Case(rows, width, settings.k, settings.dtype, settings.shapes.how) for rows, width in settings.shapes.items]
+    """Shapes; ``--only`` is about options, of which the plain call is the first."""
+    chosen, how = tuple(dict.fromkeys((PLAIN, *settings.chosen(KNOWN)))), settings.shapes.how
+    return [Case(rows, width, settings.k, settings.dtype, how, calls=chosen) for rows, width in settings.shapes.items]
 
 
-def chosen_options(settings: Settings) -> list[Option]:
-    """Options to time, the plain call first."""
-    known = {option.name: option for option in OPTIONS}
-    return [known[name] for name in dict.fromkeys((PLAIN, *settings.chosen(known)))]
+def asked(case: Case, task: Task) -> Iterator[tuple[str, Keywords, list[Any]]]:
+    """Options that a task has room for: name, arguments of the call, and its scores."""
+    for option in map(KNOWN.__getitem__, case.calls):
+        keywords = option.keywords(task)
+        if option.name == PLAIN or keywords:
+            whole = {"lengths": task.lengths, "k": case.k} | keywords
+            yield option.name, whole, [option.scores(matrix) for matrix in task.matrices]
+
+
+def plans(case: Case, here: Here) -> Iterator[Callable[[], Plan]]:
+    """Plans of all calls, from scores without memory."""
+    import torch
+
+    empty = torch.empty(case.rows, case.width, device="meta")
+    for _, keywords, own in asked(case, Task([empty], gpu.lengths_of(case, here.settings.seed), case.k)):
+        yield partial(calls.plan_of, case.rows, own[0].shape[1], case.k, case.dtype, here.device, keywords)
 
 
 def results(found: Sequence[Facts], settings: Settings) -> Facts:
@@ -124,29 +141,24 @@ def results(found: Sequence[Facts], settings: Settings) -> Facts:
 
 def measure(case: Case, here: Here) -> Facts:
     """Time the plain call and every option on one shape; ``of_plain`` is a median over the plain call's."""
-    facts: Facts = {"rows": case.rows, "width": case.width}
+    facts: Facts = {"rows": case.rows, "width": case.width, **case.names}
     task = gpu.filled(case, here)
     if isinstance(task, str):
         return facts | {"skipped": task}
     matrices, lengths, (rows, width, k, dtype) = task.matrices, task.lengths, case.ask
-    contenders, plans = [], {}
+    contenders, planned = [], {}
     fewest = tasks.valid_scores(lengths, width)  # that an option's call reads: those of short rows fit L2
-    for option in chosen_options(here.settings):
-        asked = option.keywords(task)
-        if option.name != PLAIN and not asked:
-            continue  # the shape has no room for it
-        keywords = {"lengths": lengths, "k": k} | asked
+    for name, keywords, own in asked(case, task):
         bounds = keywords.get("ends") if keywords["lengths"] is None else keywords["lengths"]
         fewest = min(fewest, tasks.valid_scores(bounds, width))
-        own = [option.scores(matrix) for matrix in matrices]
-        plans[option.name] = plan = calls.plan_of(rows, own[0].shape[1], k, dtype, here.device, keywords)
-        contenders.append(calls.contender(option.name, plan, own, keywords))
+        planned[name] = plan = calls.plan_of(rows, own[0].shape[1], k, dtype, here.device, keywords)
+        contenders.append(calls.contender(name, plan, own, keywords))
     reads = floor.contenders(list(matrices), lengths, here.device)
     read_bytes = fewest * matrices[0].element_size()
     read, selectors = gpu.timed(reads, contenders, len(matrices), read_bytes, rounds=here.settings.rounds)
-    plain = selectors[PLAIN].get("median_us")
+    plain = selectors.get(PLAIN, {}).get("median_us")
     for name, found in selectors.items():
-        found |= gpu.plan_facts(plans[name])
+        found |= gpu.plan_facts(planned[name])
         if plain and "median_us" in found:
             found["of_plain"] = found["median_us"] / plain
     return facts | read | {"selectors": selectors}
