@@ -66,7 +66,8 @@ def test_a_bench_runs_and_writes_its_file(request, tmp_path, monkeypatch, name):
     written = record.read_json(tmp_path / f"{stem}.json")
     bench = catalog.find(name)
     assert written["bench"] == (bench.kind or name) and written["results"]
-    assert all(told.verdicts(written))
+    verdicts = list(told.verdicts(written))
+    assert all(verdicts) and (verdicts or name == "floor")
     assert invoke(name, *line.split(), "--quiet").stdout == ""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ksieve
+from ksieve import api
 from ksieve.tuning import tasks
 from ksieve.tuning.tasks import POISON
 from ksieve.tuning.timing import Contender
@@ -83,7 +84,7 @@ def _contender(name: str, plan: Any, own: list[Any], bounds: Any, indptr: Any, f
     def run(i: int) -> None:
         if not workspace:
             workspace.append(plan.workspace())
-        ksieve.topk(own[i], plan=plan, bounds=bounds, out=outs[i], workspace=workspace[0])
+        api.topk(own[i], plan=plan, bounds=bounds, out=outs[i], workspace=workspace[0])
 
     def check(i: int) -> bool:
         rows = torch.linspace(0, len(outs[i]) - 1, min(JUDGED, len(outs[i]))).long().to(where)

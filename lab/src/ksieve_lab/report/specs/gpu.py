@@ -276,6 +276,7 @@ SECTIONS = (
     Section(["operator", "decode", "short", "gpu", "sixteen-bit"], [Table(SUMMARY), PUBLISHED], _EXACT, shape_figures),
     Section(["general"], [OVER_TORCH], _EXACT),
     Section(["options"], [OPTIONS], ["shapes/*/selectors/*/exact"], option_figures),
+    Section(["segments"], exact=["shapes/*/selectors/*/exact"]),
     Section(["trace"], [TRACES], ["traces/*/selectors/ksieve/exact"], trace_figures),
     Section(["worst"], [WORST], ["cases/*/selectors/ksieve/exact"], worst_figures),
 )
