@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a machine with a GPU is asked to do, in steps that can be chosen; results and logs go to ${OUT:-out}.
-#   scripts/gpu_session.sh quick       every kernel family in a process of its own, then a few timings (2 minutes)
+#   scripts/gpu_session.sh quick       every kernel family in a process of its own (1 minute)
 #   scripts/gpu_session.sh suite       the GPU test suite (8 minutes); PYTEST="-k capture" narrows it. Its parts, for
 #                                      GPUs side by side: suite-kernels, -rows, -held[-aimed|-others], -half, -rankings,
 #                                      -callers, -serving, -tiles, -adapters, -options, -pairs, -blocks[-options],
@@ -10,7 +10,8 @@
 #                                      run side by side
 #   scripts/gpu_session.sh sanitize    compute-sanitizer over a reduced grid (5 minutes); for GPUs side by side
 #                                      sanitize-memcheck, -racecheck, -synccheck, and after these sanitize-record
-#   scripts/gpu_session.sh bench       timing tables (5 minutes); BENCH="--shapes 512x131072" narrows them
+#   scripts/gpu_session.sh regress     a fixed set of calls against the committed times of the same card (5 minutes);
+#                                      ARGS="--against FILE" against a result of another tree on the same machine
 #   scripts/gpu_session.sh operator|decode|short|general|options|segments|blocks|engines|engines-first|trace|worst|ablation|
 #                                      chain|replay: the result file of one bench (1 to 4 minutes);
 #                                      ARGS="--k 512" goes to it, FACTORS=file scores operator and trace with real factors
@@ -117,12 +118,6 @@ sanitize-record() {
     $PYTHON -m gpu.sanitize_grid --record "$OUT/sanitize.log" "$OUT"
 }
 
-bench() {
-  timeout -k 10 "${BENCH_SECONDS:-560}" $PYTHON -m ksieve_lab bench gpu ${BENCH:---shapes operator} --out "$OUT" \
-    2>&1 | tee "$OUT/bench.log"
-  return "${PIPESTATUS[0]}"
-}
-
 result() {
   local scores=()
   [ -n "${FACTORS:-}" ] && [[ $1 == operator || $1 == trace ]] && scores=(--scores "factors:$FACTORS")
@@ -135,15 +130,10 @@ replay() {
   return "${PIPESTATUS[0]}"
 }
 
-quick_bench() {
-  timeout -k 10 150 $PYTHON -m ksieve_lab bench gpu ${QUICK_BENCH:---shapes quick --rounds 3} --out "$OUT" 2>&1 | tee "$OUT/quick-bench.log"
-  return "${PIPESTATUS[0]}"
-}
-
-[ $# -gt 0 ] || { sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 2; }
-results="operator decode short general options segments blocks engines engines-first trace worst ablation chain"
+[ $# -gt 0 ] || { sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 2; }
+results="regress operator decode short general options segments blocks engines engines-first trace worst ablation chain"
 steps="quick suite $(cut -d: -f1 <<<"$parts" | sed 's/^/suite-/') compile sanitize sanitize-memcheck
-  sanitize-racecheck sanitize-synccheck sanitize-record bench replay $results"
+  sanitize-racecheck sanitize-synccheck sanitize-record replay $results"
 everything="sanitize-racecheck sanitize-memcheck sanitize-synccheck suite-serving suite-kernels suite-held-aimed
   suite-adapters suite-options suite-half suite-entries suite-tiles suite-pairs suite-contract suite-callers suite-rankings
   suite-entries-others suite-slots suite-rows suite-held suite-held-others suite-blocks-options suite-blocks"
@@ -176,7 +166,6 @@ for step in "$@"; do
     sanitize-*check) sanitized "${step#sanitize-}" ;;
     *) if grep -qw -- "$step" <<<"$results"; then result "$step"; else $step; fi ;;
   esac || failed+=("$step")
-  if [ "$step" = quick ]; then quick_bench || failed+=("quick timings"); fi
   echo "==== $step: $((SECONDS - begin)) s"
 done
 [ ${#failed[@]} = 0 ] && echo "all steps passed" || { echo "FAILED: ${failed[*]}"; exit 1; }

@@ -5,8 +5,10 @@ Scores, selections and verdicts are real, on the CPU; the clock of the GPU bench
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +22,7 @@ from ksieve.planning.devices import DEVICES
 from ksieve.tuning import tasks, timing
 from ksieve.tuning.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard
-from ksieve_lab.bench import catalog, gpu, options, record, runner, shape_lists
+from ksieve_lab.bench import catalog, gpu, options, record, regress, runner, shape_lists
 from ksieve_lab.report import specs, told
 from ksieve_lab.report.tables import File, cells
 
@@ -48,7 +50,7 @@ RUNS = {
 
 ELSEWHERE = {
     "blocks", "blocks-cpu", "blocks-rows", "blocks-rows-cpu", "engines", "engines-first", "ranks", "ranks-rows",
-    "ranks-cuda", "ranks-rows-cuda", "ranks-predict", "ablation", "chain", "chain-deepgemm",
+    "ranks-cuda", "ranks-rows-cuda", "ranks-predict", "ablation", "chain", "chain-deepgemm", "regress",
 }  # fmt: skip
 
 
@@ -81,7 +83,7 @@ def test_every_bench_is_run_by_a_test():
 def test_a_bench_refuses_what_it_cannot_use(bench):
     values = {
         "shapes": "wide,", "only": "nothing like it", "k": 0, "dtype": "float64", "scores": "factors:absent",
-        "peers": "cupy", "rounds": 0, "seed": None,
+        "peers": "cupy", "rounds": 0, "seed": None, "against": "absent.json",
     }  # fmt: skip
     for name, wrong in values.items():
         used = getattr(bench, name) is not None
@@ -354,3 +356,89 @@ def test_a_wrong_option_is_found(host, monkeypatch, broken):
     names = {"out": "windows", "values": "values", "raw": "page table and raw"}
     found = payload("options", shapes="8x4096", k=64, only=names[broken])["results"]["shapes"][0]["selectors"]
     assert found[names[broken]]["exact"] is False
+
+
+# ---- times of before --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(host, monkeypatch, tmp_path):
+    """Let the fixed set of calls run here, on small shapes, in a folder of its own."""
+    listed = []
+    for shapes, k, dtypes, how, calls in regress.LISTED:
+        rows, width = shape_lists.plain(shapes).items[0]
+        listed.append((f"{min(rows, 8)}x{min(width, 4096)}", min(k, 64), dtypes, how, calls))
+    monkeypatch.setattr(regress, "LISTED", listed)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / record.RESULTS / "gpu-regress-h200.json"
+
+
+def test_every_call_of_the_fixed_set_has_a_plan():
+    settings = catalog.find("regress").read()
+    listed = regress.cases(settings)
+    names = [regress.name_of(case, call) for case in listed for call in case.calls]
+    assert len(set(names)) == len(names) and 55 <= len(names) <= 70
+    for device in ("h100", "h200", "b200"):
+        here = gpu.Here(DEVICES[device], settings, (), None)
+        for case in listed:
+            made = [plan() for plan in regress.plans(case, here)]
+            assert len(made) == len(case.calls) or (not made and case.calls[0] == "segments"), case
+            assert all(plan.problem.device.kind == "cuda" for plan in made)
+
+
+def test_times_are_compared_with_those_of_before(small, monkeypatch):
+    done = invoke("regress")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "nothing: first result of this card" in " ".join(done.output.split())
+    first = record.read_json(small)
+    assert first["results"]["of_before"] is None and first["settings"]["card"] == "NVIDIA H200"
+    assert len(first["results"]["shapes"]) >= 50 and all(told.verdicts(first))
+    again = payload("regress", only="values")
+    assert again["results"]["of_before"] == {"calls": 4, "geometric_mean": 1.0, "most": 1.0, "reads": 1.0}
+    assert again["settings"]["against"] == small.name and again["results"]["regressed"] == []
+    assert not any(path.name != small.name for path in small.parent.iterdir())
+
+    monkeypatch.setattr(bench_host, "OTHER_US", OTHER_US * (1 + regress.MARGIN) + regress.MARGIN_US)
+    assert invoke("regress", "--only", "values").exit_code == 0, "a margin is allowed"
+    monkeypatch.setattr(bench_host, "OTHER_US", 2 * OTHER_US)
+    done = invoke("regress", "--only", "windows", "--out", "new.json")
+    assert done.exit_code == 1 and "512" not in done.stderr
+    assert "8x4096, top 64, float32, causal, windows: 40.0 us for 20.0" in " ".join(done.stderr.split())
+    for case in record.read_json("new.json")["results"]["shapes"]:
+        assert case["selectors"]["ksieve"]["of_before"] == 2.0
+    assert invoke("regress", "--only", "windows", "--against", "new.json").exit_code == 0
+    assert record.read_json(small) == first
+
+
+def test_a_slow_call_is_timed_again(small, monkeypatch):
+    assert invoke("regress", "--only", "by index", "--out", "old.json").exit_code == 0
+    own, asked = bench_host.measure, []
+
+    def measure(contenders, *settings, **more):
+        found = own(contenders, *settings, **more)
+        asked.append([timing.name for timing in found])
+        if len(asked) == 1:
+            found[-1].rounds = [99.0]
+        return found
+
+    monkeypatch.setattr(timing, "measure", measure)
+    results = payload("regress", only="by index", against="old.json")["results"]
+    assert len(asked) == 2 and results["regressed"] == []
+    assert results["shapes"][0]["selectors"]["ksieve"]["median_us"] == OTHER_US
+    monkeypatch.setattr(api, "select", lambda *_, out, **__: out.fill_(len(asked)))
+    monkeypatch.setattr(bench_host, "OTHER_US", 99.0)
+    assert (
+        payload("regress", only="by index", against="old.json")["results"]["shapes"][0]["selectors"]["ksieve"]["exact"]
+        is False
+    )
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"bench": "gpu"}, "a result of this bench"), ({"settings": {"card": "NVIDIA A100"}}, "a result of NVIDIA H200"),
+    ({"schema": 0}, "a result file"),
+])  # fmt: skip
+def test_other_results_are_not_compared_with(small, change, words):
+    assert invoke("regress", "--only", "descending", "--out", "old.json").exit_code == 0
+    Path("old.json").write_text(json.dumps(record.read_json("old.json") | change))
+    with pytest.raises(ArgumentError, match=words):
+        payload("regress", only="descending", against="old.json")

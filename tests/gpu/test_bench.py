@@ -53,6 +53,11 @@ def test_the_worst_case():
         sound(case)
 
 
+def test_calls_of_the_fixed_set():
+    for case in payload("regress", only="16x131072, top; 20000x4096", rounds=1)["results"]["shapes"]:
+        sound(case)
+
+
 def test_a_trace():
     small = {"step_tokens": 4096, "budget_bytes": 100_000_000, "decode_steps": 2, "batch": 2}
     bench = dataclasses.replace(catalog.find("trace"), fixed=small)

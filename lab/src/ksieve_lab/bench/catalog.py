@@ -20,6 +20,7 @@ from ksieve_lab.bench import (
     options,
     rank_model,
     ranks,
+    regress,
     segments,
     shape_lists,
 )
@@ -130,6 +131,11 @@ BENCHES = (
         cases=segments.cases, stem="gpu-segments", shapes=segments.SHAPES, reader=shape_lists.matrices_and_k,
         measure=partial(gpu.by_case, results=segments.results, measure=segments.measure, plans=lambda case, here: ()),
         only=None, k=None, scores=None, peers=None, figures=False,
+    ),
+    replace(
+        _GPU, name="regress", line="A fixed set of calls against an earlier result of the same card: --against FILE.",
+        cases=regress.cases, measure=regress.measure, stem="gpu-regress-{card}", reader=shape_lists.plain, shapes=None,
+        k=None, dtype=None, scores=None, peers=None, against="", figures=False,
     ),
     _BLOCKS,
     replace(

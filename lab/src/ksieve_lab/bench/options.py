@@ -98,12 +98,12 @@ OPTIONS = (
 )
 
 
-KNOWN = {option.name: option for option in OPTIONS}
+KNOWN = {option.name: option for option in (*OPTIONS, Option("blocks of 8", [{"block_size": 8}]))}
 
 
 def cases(settings: Settings) -> list[Case]:
     """Shapes; ``--only`` is about options, of which the plain call is the first."""
-    chosen, how = tuple(dict.fromkeys((PLAIN, *settings.chosen(KNOWN)))), settings.shapes.how
+    chosen, how = tuple(dict.fromkeys((PLAIN, *settings.chosen(o.name for o in OPTIONS)))), settings.shapes.how
     return [Case(rows, width, settings.k, settings.dtype, how, calls=chosen) for rows, width in settings.shapes.items]
 
 

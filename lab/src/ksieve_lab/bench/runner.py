@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ksieve.core.errors import ArgumentError
+from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.paths import read_utf8
 from ksieve.core.policy import resolve_policy
 from ksieve.core.problem import SCORE_DTYPES, check_k
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import families
+from ksieve.tuning import tasks
 from ksieve.tuning.variants import Variant
 from ksieve_lab.bench import record
 from ksieve_lab.bench.scores import check_source
@@ -30,7 +32,7 @@ Facts = dict[str, Any]
 Progress = Callable[[int, int], None]
 Tell = Callable[[Facts], None]
 
-OPTIONS = ("shapes", "only", "k", "dtype", "scores", "peers", "rounds", "seed")
+OPTIONS = ("shapes", "only", "k", "dtype", "scores", "peers", "rounds", "seed", "against")
 """Options that a bench may have a use for."""
 
 
@@ -63,7 +65,7 @@ class Bench:
     name of that file, with fields of `Settings.stem`, and `kind` its bench, where that is not the name. `figures`:
     results have some.
 
-    `shapes` to `seed` are defaults of options, as a user would write them; None: the bench has no use for the option.
+    `shapes` to `against` are defaults of options, as a user would write them; None: the bench has no use for one.
     `reader` reads ``--shapes``, `source` refuses ``--scores`` that the bench cannot make, `several` says that
     ``--dtype`` may be a list, and `others` reads ``--peers``. These are names of other libraries, None for all, and
     plans of our own. `torch_rounds`: timed rounds of ``torch.topk``, which is slow; 0 times it only where it is asked
@@ -83,6 +85,7 @@ class Bench:
     peers: str | None = "all"
     rounds: int | None = 7
     seed: int | None = 0
+    against: str | None = None
     reader: Reader = matrices
     source: Callable[[str], object] = check_source
     several: bool = False
@@ -119,7 +122,7 @@ class Bench:
         listed = self.reader(taken["shapes"]) if taken["shapes"] is not None else Listed(())
         settings = Settings(
             self, listed, taken["only"] or "", taken["k"] or 0, tuple(dtypes), taken["scores"] or "", peers,
-            tuple(variants), taken["rounds"] or 0, torch_rounds, taken["seed"] or 0,
+            tuple(variants), taken["rounds"] or 0, torch_rounds, taken["seed"] or 0, taken["against"] or "",
         )  # fmt: skip
         self.cases(settings)  # refuses what cannot be measured
         return settings
@@ -149,6 +152,7 @@ class Settings:
     rounds: int
     torch_rounds: int
     seed: int
+    against: str
     folder: Path = record.RESULTS
 
     @property
@@ -188,7 +192,7 @@ class Settings:
         """Options that the bench has a use for, as a result file has them."""
         every = {
             "shapes": list(self.shapes.items), "k": self.k, "lengths": self.shapes.how, "dtype": ",".join(self.dtypes),
-            "scores": source_name(self.scores), "rounds": self.rounds, "seed": self.seed,
+            "scores": source_name(self.scores), "rounds": self.rounds, "seed": self.seed, "against": self.before.name,
         }  # fmt: skip
         unused = {name for name in OPTIONS if getattr(self.bench, name) is None}
         unused |= {"lengths"} if self.bench.reader is not matrices else set()
@@ -210,7 +214,20 @@ class Settings:
             scores="" if kind == self.bench.scores else f"-{kind}",
             only="".join(f"-{part}" for part in words(self.only, ";")),
             world=os.environ.get("WORLD_SIZE", "1"), threads=cpu.thread_count(),
+            card=_card() if "{card}" in self.bench.stem else "",
         )  # fmt: skip
+
+    @property
+    def before(self) -> Path:
+        """Result to compare with: of ``--against``, or the committed one."""
+        return Path(self.against or record.RESULTS / f"{self.stem}.json")
+
+
+def _card() -> str:
+    """The GPU at hand, as a file names it."""
+    with contextlib.suppress(BackendError):
+        return re.sub("[^a-z0-9]+", "-", tasks.require_device().name.lower().removeprefix("nvidia "))
+    return "none"
 
 
 def source_name(source: str) -> str:

@@ -47,7 +47,6 @@ GENERAL = (
     (32, 1_048_576, 65_536), (1, 100_000_000, 1000), (1, 1_000_000_000, 100),
 )  # fmt: skip
 """Rows, width and k outside the indexer: many short rows, sampling from a vocabulary, few huge rows."""
-QUICK = ((512, 131_072), (2048, 262_144), (64, 262_144), (1024, 16_384), (4, 65_536))
 WORST = ((512, 131_072), (1024, 262_144), (512, 1_048_576), (4096, 65_536), (4096, 49_152), (4096, 16_384))
 """Enough rows to fill a device, over the widths at which the planner changes its mind."""
 SERVED = ((1, 262_144), (16, 131_072), (64, 65_536), (512, 131_072), (4096, 16_384), (1024, 262_144))
@@ -57,7 +56,6 @@ SHAPES: dict[str, tuple[tuple[tuple[int, int], ...], str]] = {
     "decode": (DECODE, "ragged"),
     "short": (SHORT, "ragged"),
     "between": (BETWEEN, "ragged"),
-    "quick": (QUICK, "causal"),
     "worst": (WORST, "causal"),
     "served": (SERVED, "causal"),
 }

@@ -72,19 +72,25 @@ def bench(
     ] = None,
     rounds: Annotated[int | None, count("--rounds", "INT", "Timed rounds; medians count.", minimum=1)] = None,
     seed: Annotated[int | None, option("--seed", "INT", "Seed of the scores.")] = None,
+    against: Annotated[
+        str | None,
+        option("--against", "FILE", "Result file to compare with; default: the committed one of the same card."),
+    ] = None,
     out: Out = None,
     figures: Figures = None,
 ) -> None:
     """Measure what one of these benches lists, in one process, with every answer verified."""
     asked = {
         "shapes": shapes, "only": only, "k": k, "dtype": dtype, "scores": scores, "peers": peers, "rounds": rounds,
-        "seed": seed,
+        "seed": seed, "against": against,
     }  # fmt: skip
     chosen = catalog.find(name)
     if figures is not None and not chosen.figures:
         raise ArgumentError("figures", str(figures), f"nothing in bench {name}, whose results have no figures")
     settings = chosen.read(**asked)
     path = results.target(out, settings.stem, settings.scores)
+    if chosen.against is not None and not settings.only and not settings.before.exists():
+        path = path or settings.before
     settings = replace(settings, folder=path.parent if path else settings.folder)
     results.ready(figures)
     live = Live(_phase, _teller(), lambda payload: results.write(path, payload))
@@ -94,7 +100,7 @@ def bench(
     results.write(path, payload)  # whatever becomes of the tables
     results.tell(payload)
     results.finish(path, payload, figures)
-    results.judge(told.verdicts(payload))
+    results.judge(told.verdicts(payload), payload["results"].get("regressed", ()))
 
 
 bench.__doc__ = "\n\n".join([str(bench.__doc__), *(f"{each.name}: {each.line}" for each in catalog.BENCHES)])

@@ -68,8 +68,11 @@ def finish(path: Path | None, payload: dict[str, Any], figures: Path | None) -> 
     terminal.result(lambda: payload)
 
 
-def judge(answers: Iterable[bool | None]) -> None:
-    """Exit by the verdicts on answers: `Exit.REFUTED` if one is False, `Exit.ERROR` if one is missing (None)."""
+def judge(answers: Iterable[bool | None], slower: Iterable[str] = ()) -> None:
+    """Exit by the verdicts on answers: `Exit.REFUTED` if one is False, `Exit.ERROR` if one is missing (None).
+
+    Calls that became slower are named, and refute a result too.
+    """
     found = list(answers)
     if any(answer is False for answer in found):
         terminal.complain("an answer is not exact: see above")
@@ -77,6 +80,9 @@ def judge(answers: Iterable[bool | None]) -> None:
     if any(answer is not True for answer in found):
         terminal.complain("an answer is missing: something failed, see above")
         raise typer.Exit(Exit.ERROR)
+    if worse := list(slower):
+        terminal.complain("slower than before:\n" + "\n".join(worse))
+        raise typer.Exit(Exit.REFUTED)
 
 
 def short(path: Path) -> Path:

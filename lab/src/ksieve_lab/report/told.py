@@ -13,13 +13,13 @@ from ksieve_lab.report.tables import File, cells, find
 
 Facts = Mapping[str, Any]
 
-SHOWN = ("operator", "model", "family", "layout", "k", "dtype", "of_parts", "times_faster")
+SHOWN = ("operator", "model", "family", "lengths", "layout", "k", "dtype", "call", "of_parts", "times_faster")
 """Facts of a case, or of ksieve there, that have a column where any case has them."""
 
 READ = ("floor_kernel", "floor_terabytes_per_second")
 """The same where nothing is measured but plain reads."""
 
-SHARES = ("of_plain", "added_us", "of_floor")
+SHARES = ("of_before", "of_plain", "added_us", "of_floor")
 """Of a selector; the first that any has is in brackets."""
 
 

@@ -271,10 +271,22 @@ OVER_TORCH = Table(
     ],
 )  # fmt: skip
 
+BEFORE = Table(
+    [
+        Column("against", lambda file: file.payload["settings"].get("against", "nothing: first result of this card")),
+        Column("calls", "results/of_before?/calls"),
+        Column("time over before, mean", "results/of_before?/geometric_mean", "{:.3f}"),
+        Column("most", "results/of_before?/most", "{:.2f}"),
+        Column("plain reads over before", "results/of_before?/reads", "{:.3f}"),
+        Column("slower", lambda file: len(file.payload["results"]["regressed"])),
+    ],
+)  # fmt: skip
+
 _EXACT = ("shapes/*/selectors/ksieve/exact",)
 SECTIONS = (
     Section(["operator", "decode", "short", "gpu", "sixteen-bit"], [Table(SUMMARY), PUBLISHED], _EXACT, shape_figures),
     Section(["general"], [OVER_TORCH], _EXACT),
+    Section(["regress"], [BEFORE], _EXACT),
     Section(["options"], [OPTIONS], ["shapes/*/selectors/*/exact"], option_figures),
     Section(["segments"], exact=["shapes/*/selectors/*/exact"]),
     Section(["trace"], [TRACES], ["traces/*/selectors/ksieve/exact"], trace_figures),
