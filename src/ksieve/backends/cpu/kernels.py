@@ -188,7 +188,8 @@ def select_rows(
             for i in range(used):
                 store_i32(slots + 4 * i, np.int32(i))
         elif raw == 0 and work == 0 and ending == 0 and length <= TILE:
-            select_short(row, length, convert, slots, most, memory + at.WIDE)
+            ahead = row + larger(pitch, size * length)  # segments have no pitch
+            select_short(row, length, convert, slots, most, memory + at.WIDE, ahead, ahead + size * length)
         else:
             asked[0], asked[1], asked[2], asked[at.K], asked[at.STATISTICS] = row, r, length, most, statistics
             stored = _certify(_propose(policy, bin_cutoffs, memory), memory)

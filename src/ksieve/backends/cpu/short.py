@@ -11,20 +11,27 @@ import numpy as np
 from ksieve.backends.cpu.compiled import kernel
 from ksieve.backends.cpu.ranking import make_keys
 from ksieve.backends.cpu.simd import (
-    INF_KEY,
+    LINE,
     Int,
     Word,
-    bit_count,
     call,
     copy,
     jit,
     key_mask,
     lowest_bit,
+    prefetch,
+    smaller,
     store_i32,
     u32s,
 )
 from ksieve.core.keys import NAN_KEY
 from ksieve.model.guess import BLOCK
+
+STEP = 1 << 22
+"""The first step of the search from the best key: half an octave of scores."""
+
+PORTION = 1024
+"""Bytes of the next row that a pass prefetches. A whole row at once would wait for memory."""
 
 
 @jit
@@ -38,10 +45,12 @@ def _store_bits(slot: Int, end: Int, position: Int, mask: Word) -> Int:
 
 
 @kernel
-def select_short(row: Int, length: Int, convert: Int, slots: Int, k: Int, keys: Int) -> None:
+def select_short(
+    row: Int, length: Int, convert: Int, slots: Int, k: Int, keys: Int, ahead: Int, until: Int
+) -> None:  # fmt: skip
     """Write the positions of the k best of `length` > k scores: the better ones, then the first equal to the k-th.
 
-    `keys`, the address of uint32 (TILE,), receives the keys.
+    `keys`, the address of uint32 (TILE,), receives the keys. Scores from address `ahead` to `until` are prefetched.
     """
     key, filled = u32s(keys), (length + BLOCK - 1) // BLOCK * BLOCK
     if convert == 0:
@@ -51,17 +60,24 @@ def select_short(row: Int, length: Int, convert: Int, slots: Int, k: Int, keys: 
     make_keys(keys, 0, length)
     for i in range(length, filled):
         key[i] = NAN_KEY  # never counted, and never stored: ties are stored in order, and end before
-    # At most `high` are k keys or more, below `low` fewer than k. With exactly k the search is over.
-    low, high, count = INF_KEY, NAN_KEY, length
+    best = np.uint32(NAN_KEY)
+    for i in range(length):
+        best = key[i] if key[i] < best else best
+    # At most `high` are k keys or more, below `low` fewer than k. With exactly k the search is over. Steps from the
+    # best key grow until one passes the k-th; the range of that step is bisected, which is most often a narrow one.
+    low, high, count, step = np.int64(best), NAN_KEY, length, STEP
     while low < high and count != k:
-        middle = (low + high) // 2
-        found = 0
-        for i in range(0, filled, BLOCK):
-            found += bit_count(key_mask(keys + 4 * i, np.uint32(middle)))
+        middle = smaller(low + step, (low + high) // 2)
+        for line in range(ahead, smaller(ahead + PORTION, until), LINE):
+            prefetch(line)
+        ahead += PORTION
+        found, limit = np.uint32(0), np.uint32(middle)
+        for i in range(filled):
+            found = np.uint32(found + np.uint32(key[i] <= limit))
         if found < k:
-            low = middle + 1
+            low, step = middle + 1, 4 * step
         else:
-            high, count = middle, found
+            high, count = middle, np.int64(found)
     limit, least = np.uint32(high), np.uint32(NAN_KEY)
     for i in range(length):
         gap = np.uint32(limit - key[i])  # of a worse key it wraps, and is larger than that of any other
