@@ -6,32 +6,22 @@
 #pragma once
 #include "common/keys.cuh"
 
-namespace source { // scores in memory
-constexpr Dtype kDtype = static_cast<Dtype>(KSIEVE_OPTION(KSIEVE_SOURCE_DTYPE));
+namespace source {                                             // scores in memory
 constexpr int kRanking = KSIEVE_OPTION(KSIEVE_SOURCE_RANKING); // enum Ranking, of common/ranking.cuh
 constexpr bool kSmallest = kRanking == 1;
 constexpr bool kNanFirst = kRanking == 2;
-constexpr bool kHalf = kDtype != Dtype::kFloat32;
-using Bits = Choose<kHalf, unsigned short, u32>::Type;
-constexpr int kEach = 16 / static_cast<int>(sizeof(Bits)); // scores of a vector
-constexpr u32 kSign = kHalf ? 0x8000 : 0x80000000;
-constexpr u32 kInfinity = kDtype == Dtype::kFloat32 ? 0x7f800000 : kDtype == Dtype::kFloat16 ? 0x7c00 : 0x7f80;
-constexpr u32 kAbsent = kNanFirst ? kSign | kInfinity : kSign - 1; // no better than any score: minus infinity, or NaN
-constexpr u32 kUnused = kSmallest ? kInfinity : kSign | kInfinity; // value of an unused slot
-
-__device__ __forceinline__ float number_of(u32 bits) {
-  if constexpr (kDtype == Dtype::kFloat16) return float_of_half(static_cast<unsigned short>(bits));
-  return __uint_as_float(kHalf ? bits << 16 : bits);
-}
+using Bits = Source::Bits;
+constexpr int kEach = Source::kInVector;
+// No better than any score: minus infinity, or NaN.
+constexpr u32 kAbsent = kNanFirst ? Source::kMinusInfinity : Source::kSign - 1;
+constexpr u32 kUnused = kSmallest ? Source::kInfinity : Source::kMinusInfinity; // value of an unused slot
 
 // Returns the ranked score of a score (common/ranking.cuh).
 __device__ __forceinline__ float ranked(float score) {
   if constexpr (kSmallest) return -score;
   if constexpr (!kNanFirst) return score;
-  const u32 bits = kDtype == Dtype::kFloat16 ? half_of(score) : __float_as_uint(score) >> (kHalf ? 16 : 0);
-  const u32 size = bits & (kSign - 1);
-  const u32 lower = size == 0 ? kSign | 1 : bits & kSign ? bits + 1 : bits - 1;
-  return number_of(score != score ? kInfinity : lower);
+  const u32 lower = Source::below(Source::bits_of(score));
+  return Source::number(score != score ? Source::kInfinity : lower);
 }
 
 // Returns the better one of two scores.
@@ -40,10 +30,7 @@ __device__ __forceinline__ float best(float a, float b) {
   return kSmallest ? fminf(a, b) : fmaxf(a, b); // of a number and NaN the number
 }
 
-__device__ __forceinline__ float loaded(const Words& raw, int i) {
-  if constexpr (kHalf) return number_of(raw.word[i / 2] >> (i % 2 * 16) & 0xffffu);
-  return __uint_as_float(raw.word[i]);
-}
+__device__ __forceinline__ float loaded(const Words& raw, int i) { return Source::number(Source::bits_at(raw, i)); }
 
 // Loads the scores of [low, high) in the vector from position `at` on, all at once.
 __device__ __forceinline__ Words load_some(const Bits* from, int at, int low, int high) {
@@ -53,10 +40,10 @@ __device__ __forceinline__ Words load_some(const Bits* from, int at, int low, in
     bits[i] = kAbsent;
     if (at + i >= low && at + i < high) bits[i] = from[at + i];
   }
-  Words raw;
+  Words raw = {};
 #pragma unroll
-  for (int w = 0; w < 4; ++w)
-    raw.word[w] = kHalf ? bits[w * kEach / 4] | bits[w * kEach / 4 + kEach / 4 - 1] << 16 : bits[w * kEach / 4];
+  for (int i = 0; i < kEach; ++i)
+    raw.word[i / Source::kInWord] |= bits[i] << i % Source::kInWord * Source::kBits;
   return raw;
 }
 } // namespace source
@@ -129,7 +116,7 @@ template <class AnyRow> __device__ __forceinline__ void pool_blocks(const AnyRow
   auto join = [&](int block, float score) {
     if (block >= 0 && block < count) atomicMin(&keys[block], order_key(source::ranked(score)));
   };
-  const float absent = source::number_of(source::kAbsent);
+  const float absent = Source::number(source::kAbsent);
   each_source_vector(from, skew, low, high, [&](int at, const Words& raw) {
     if constexpr (kBlockSize < kEach) {
       int block = (at + kEach * kBlockSize) / kBlockSize - kEach; // rounded down: `at` may be negative
@@ -176,11 +163,11 @@ struct BlockBest {
 };
 // Of the scores [at, end) from `from` on.
 __device__ __forceinline__ BlockBest best_of_scores(const source::Bits* from, int at, int end) {
-  BlockBest found = {from[at], order_key(source::ranked(source::number_of(from[at])))};
+  BlockBest found = {from[at], order_key(source::ranked(Source::number(from[at])))};
 #pragma unroll 4
   for (++at; at < end; ++at) {
     const source::Bits score = from[at];
-    const u32 key = order_key(source::ranked(source::number_of(score)));
+    const u32 key = order_key(source::ranked(Source::number(score)));
     if (key < found.key) found = {score, key};
   }
   return found;

@@ -74,10 +74,10 @@ struct KeyRange {
 };
 
 // Returns the range from the first to the last key of `keys` that a score can have, if there is one: a range with one
-// score of 16 bits, whose keys are 2^13 or 2^16 apart, is then that score's key.
+// score of few values, whose keys are kKeyStep apart, is then that score's key.
 __device__ __forceinline__ KeyRange keys_of_scores(KeyRange keys) {
-  if constexpr (kDtype != Dtype::kFloat32) {
-    constexpr u32 kRest = kDtype == Dtype::kFloat16 ? 0x1fffu : 0xffffu; // bits of a key that say no more than its sign
+  if constexpr (Stored::kFewValues) {
+    constexpr u32 kRest = Stored::kKeyRest;
     const bool best_nan = keys.best > kMinusInfinityKey;
     const bool worst_beyond = keys.worst > kMinusInfinityKey && keys.worst != kNanKey;
     keys.best = best_nan ? kNanKey : keys.best >> 31 ? (keys.best + kRest) & ~kRest : keys.best | kRest;

@@ -3,8 +3,6 @@
 #include "common/blocks.cuh"
 #include "common/positions.cuh"
 
-static_assert(kVector == 16 / sizeof(Score), "a vector is 16 bytes");
-
 struct PlainRow {
   const Score* scores;
   int id;
@@ -117,10 +115,7 @@ __device__ __forceinline__ Raw load_scores(const Score* scores) {
 }
 
 // Returns one of the loaded scores; `unpack` its ranked score, as float32.
-__device__ __forceinline__ Score loaded(const Raw& raw, int i) {
-  if constexpr (kHalfScores) return static_cast<Score>(raw.word[i / 2] >> (i % 2 * 16));
-  return __uint_as_float(raw.word[i]);
-}
+__device__ __forceinline__ Score loaded(const Raw& raw, int i) { return score_of_bits(Stored::bits_at(raw, i)); }
 __device__ __forceinline__ float unpack(const Raw& raw, int i) { return widen(loaded(raw, i)); }
 
 // Vectors of ranked scores: ranked_words makes one of loaded scores, and unpack_ranked returns one of its scores.
@@ -143,22 +138,12 @@ __device__ __forceinline__ Body body_of(const Score* scores, int begin, int end)
   return {body, body + (end - body) / kVector * kVector};
 }
 
-// Two 16-bit scores that differ have ordered keys at least so far apart: any range of fewer keys has one value.
-constexpr u32 kKeyStep = kValues == Dtype::kFloat32 ? 1 : kValues == Dtype::kFloat16 ? 1 << 13 : 1 << 16;
-
-// The ordered keys of 16-bit scores in 16 bits, without gaps; +0 and -0 have two.
-__device__ __forceinline__ u32 half_key(float score) { // of the nearest 16-bit score, or one beside it
-  const u32 bits = kValues == Dtype::kFloat16 ? half_of(score) : (__float_as_uint(score) + 0x8000u) >> 16;
-  return bits & 0x8000u ? bits : bits ^ 0x7fffu;
-}
-__device__ __forceinline__ float score_of_half_key(u32 key) {
-  const u32 bits = key & 0x8000u ? key : key ^ 0x7fffu;
-  if constexpr (kBlockRows) return source::number_of(static_cast<source::Bits>(bits));
-  return float_of(static_cast<Score>(bits));
-}
+// The ordered keys of scores of few values in as many bits, without gaps; +0 and -0 have two.
+__device__ __forceinline__ u32 narrow_key(u32 bits) { return bits & Source::kSign ? bits : bits ^ (Source::kSign - 1); }
+__device__ __forceinline__ float score_of_narrow_key(u32 key) { return Source::number(narrow_key(key)); }
 
 // Writes 16 bytes of scores, whose ranked scores are minus infinity, to the ring behind a row.
-__device__ __forceinline__ void fill_behind(u32 ring) { fill_shared_words<word_of(kWorstBits)>(ring); }
+__device__ __forceinline__ void fill_behind(u32 ring) { fill_shared_words<Stored::word_of(kWorstBits)>(ring); }
 
 constexpr u32 kStageBytes = kThreads * 16; // bytes of a stage of the ring
 constexpr int kTurn = kStages * kStep;     // scores in one turn of the ring
@@ -197,10 +182,8 @@ __device__ __forceinline__ u32 keep_present(Raw (&raw)[kBatch], int first, int l
       const int at = u * kStep + i;
       if (at < left && row.at(first + at) >= 0) {
         present |= 1u << (u * kVector + i);
-      } else if constexpr (kHalfScores) {
-        raw[u].word[i / 2] = __byte_perm(raw[u].word[i / 2], kWorstBits, i % 2 ? 0x5410 : 0x3254);
       } else {
-        raw[u].word[i] = kWorstBits;
+        Stored::put(raw[u], i, kWorstBits);
       }
     }
   return present;

@@ -18,6 +18,8 @@ template <class First, class Second> struct Choose<false, First, Second> {
 #include "common/leading.cuh"
 #include "common/options.cuh"
 
+#include "common/dtypes.cuh"
+
 // Members that locate a row come first: a kernel's first access waits for 64 bytes of constants, which have all of
 // these members.
 struct Params {
@@ -51,8 +53,6 @@ static_assert(sizeof(Params) == Params::kBytes + kLeadingBytes, "the host packs 
 
 constexpr bool kBulkCopies = __CUDA_ARCH__ >= 900; // resident rows are copied by bulk asynchronous copies
 
-enum class Dtype { kFloat32, kFloat16, kBfloat16 };
-constexpr Dtype kDtype = static_cast<Dtype>(KSIEVE_DTYPE);
 constexpr int kThreads = KSIEVE_THREADS;
 constexpr int kWarps = kThreads / 32;
 constexpr int kStages = KSIEVE_STAGES;       // 16-byte loads in flight per thread

@@ -217,14 +217,13 @@ __device__ __forceinline__ unsigned long long add_acq_rel(unsigned long long* to
 
 // ---- Shared memory, by address ------------------------------------------------------------------------------------
 
-__device__ __forceinline__ float load_shared_float(unsigned from) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
-  return value;
-}
-__device__ __forceinline__ unsigned short load_shared_half(unsigned from) {
-  unsigned short value;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from));
+template <class Score> __device__ __forceinline__ Score load_shared(unsigned from) {
+  Score value;
+  if constexpr (sizeof(Score) == 2) {
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from));
+  } else {
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
+  }
   return value;
 }
 // Loads 2 or 4 bytes here and not where they are used: the lanes that use them wait together.

@@ -161,8 +161,7 @@ __device__ __forceinline__ u64 make_entry(u32 high, int index) {
 __device__ __forceinline__ u32 entry_key(u64 entry) { return static_cast<u32>(entry >> 32); }
 __device__ __forceinline__ int entry_index(u64 entry) { return static_cast<int>(entry & 0xffffffffu); }
 
-constexpr int kVector = kDtype == Dtype::kFloat32 ? 4 : 8; // scores in one 16-byte load
-constexpr int kStep = kThreads * kVector;                  // scores between two vectors of a thread
+constexpr int kStep = kThreads * kVector; // scores between two vectors of a thread
 
 // Columns hold keys, and in a separate array an index for each: 32 bits, or with kLocalIndex16 its 16-bit number
 // among the scores that the thread reads, counted vector by vector.

@@ -23,9 +23,8 @@ struct CoarseBins {
   // Returns the 16-bit keys of two neighbouring scores (coarse_keys). Of 16-bit scores, -0 may be worse than +0 here:
   // they are equal, and any of them complete an answer.
   __device__ __forceinline__ static u32 keys_of_pair(const Raw& raw, int i) {
-    if constexpr (kDtype == Dtype::kFloat16) return coarse_keys_of_halves(raw.word[i / 2]);
-    if constexpr (kHalfScores)
-      return coarse_keys_of_halves(halves_of(unpack_ranked(raw, i + 1), unpack_ranked(raw, i)));
+    if constexpr (Stored::kPairs == Pairs::kFloat16) return coarse_keys_of_halves(raw.word[i / 2]);
+    if constexpr (kFewValues) return coarse_keys_of_halves(halves_of(unpack_ranked(raw, i + 1), unpack_ranked(raw, i)));
     return coarse_keys(unpack_ranked(raw, i), unpack_ranked(raw, i + 1));
   }
 
@@ -208,7 +207,7 @@ __device__ __noinline__ Again count_again(u32 marks, int bin, int remaining_k) {
     again.chosen |= divided.before.word[0];
     again.last = divided.within.word[0];
     again.remaining_k -= again.found.before;
-    if (kHalfScores || again.found.count == again.remaining_k || again.found.count <= kRankListMax) break;
+    if (kFewValues || again.found.count == again.remaining_k || again.found.count <= kRankListMax) break;
     base += static_cast<u32>(again.found.bin) << shift;
   }
   return again;
@@ -251,7 +250,7 @@ __device__ __forceinline__ bool select_loaded(const Params& p, const LoadedRow& 
       last = again.last;
       remaining_k = again.remaining_k;
       found = again.found;
-      equal = kHalfScores && found.count != remaining_k && found.count > kRankListMax;
+      equal = kFewValues && found.count != remaining_k && found.count > kRankListMax;
     }
     if (!equal && overfull()) {
       describe_loaded(p, loaded.row.id);
@@ -279,10 +278,10 @@ __device__ __forceinline__ bool select_loaded(const Params& p, const LoadedRow& 
     store_shared_if(to, chosen & 1u << at, index_of_bit(at, first));
   if (edge_chosen) store_shared(to, edge.at);
   int number = static_cast<int>(before >> 16);
-  if (kHalfScores && equal) // any of them complete the answer
+  if (kFewValues && equal) // any of them complete the answer
     for (int place = k - remaining_k + number; last && place < k; ++place)
       positions[place] = index_of_bit(take_bit(last), first);
-  while (last && !(kHalfScores && equal)) { // two at a time, for more parallelism
+  while (last && !(kFewValues && equal)) { // two at a time, for more parallelism
     const u32 one = take_bit(last);
     const bool more = last != 0;
     const u32 other = more ? take_bit(last) : one;

@@ -21,8 +21,7 @@ constexpr int kMostBest = 14;
 
 constexpr float kEmptySum = 1 << 23; // integers are added to the low bits of its mantissa
 
-// Low bits of a key that its dtype determines: no cutoff lies between keys that differ in these alone.
-constexpr u32 kLowKeyBits = kDtype == Dtype::kFloat32 ? 0 : kDtype == Dtype::kFloat16 ? 0x1fff : 0xffff;
+constexpr u32 kLowKeyBits = Stored::kKeyRest; // no cutoff lies between keys that differ in these alone
 
 // What a warp lists in shared memory: where the candidates of other families are.
 struct alignas(16) WarpList {
@@ -81,7 +80,7 @@ template <int kVectors> struct LaneScores {
       for (int i = 0; i < kVector; ++i) {
         const bool own = static_cast<u32>(begin + i) < static_cast<u32>(row.length);
         if (own && !inside) put(raw[v], i, row.scores[begin + i]);
-        if (!own) put_word(raw[v], i, kNothing);
+        if (!own) Stored::put(raw[v], i, kNothing);
       }
     }
     if (!unlikely(row.length + misaligned > kRoom)) return;
@@ -116,7 +115,7 @@ template <int kVectors> struct LaneScores {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       Raw some = raw[v];
-      if (kVector == 8) KSIEVE_AWAIT_WORDS(some); // otherwise two registers for each word are kept
+      if (kInWord > 1) KSIEVE_AWAIT_WORDS(some); // otherwise two registers for each word are kept
 #pragma unroll
       for (int at = v * kVector; at < (v + 1) * kVector; ++at)
         sums[at / 16] = fmaf(one_if_at_least(unpack_ranked(some, at % kVector), cutoff),
@@ -143,20 +142,9 @@ template <int kVectors> struct LaneScores {
   }
 
 private:
-  static constexpr u32 kNothing = 0x7fff7fff; // NaN, once or twice
+  static constexpr u32 kNothing = 0x7fff7fff; // NaN in each score of a word
   __device__ __forceinline__ static void put(Raw& to, int i, Score score) {
-    if constexpr (kDtype == Dtype::kFloat32) {
-      put_word(to, i, ranked_word(__float_as_uint(score)));
-    } else {
-      put_word(to, i, ranked_word(score));
-    }
-  }
-  __device__ __forceinline__ static void put_word(Raw& to, int i, u32 word) {
-    if constexpr (kDtype == Dtype::kFloat32) {
-      to.word[i] = word;
-    } else {
-      to.word[i / 2] = __byte_perm(to.word[i / 2], word, i % 2 ? 0x5410 : 0x3254);
-    }
+    Stored::put(to, i, ranked_word(bits_of(score)));
   }
 };
 

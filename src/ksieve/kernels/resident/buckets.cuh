@@ -114,8 +114,8 @@ __device__ __forceinline__ Divided divide(const BucketIds& ids, int number) {
 // The buckets of a row's bracket. Where the bracket spans so many octaves that the last of them gets few buckets, or is
 // so narrow that its scale overflows, a score is replaced by the distance of its key from the key of `worst`. Scores
 // are kept where samples of both signs show that `worst` is near zero by chance.
-// Many 16-bit scores equal an end of their bracket: it is extended by one value on either side, so that these scores
-// are neither in the last bucket nor in the first one.
+// Many scores of few values equal an end of their bracket: it is extended by one value on either side, so that these
+// scores are neither in the last bucket nor in the first one.
 struct BracketBuckets {
   static constexpr int kWide = 6 << 23; // ordered keys in 6 octaves: a linear bucket is then 1/32 of the last octave
   u32 worst;
@@ -125,9 +125,9 @@ struct BracketBuckets {
   __device__ __forceinline__ explicit BracketBuckets(int slot) : BracketBuckets(descriptor_at(slot).bracket) {}
   template <class AnyBracket>
   __device__ __forceinline__ explicit BracketBuckets(AnyBracket& bracket) : worst(bracket.worst), best(bracket.best) {
-    if constexpr (kHalfValues) {
-      worst += kKeyStep;
-      best = max(best - kKeyStep, kInfinityKey);
+    if constexpr (kFewValues) {
+      worst += Source::kKeyStep;
+      best = max(best - Source::kKeyStep, kInfinityKey);
     }
     const float sixteenth = LinearBuckets::sixteenth(score_of_key(worst), score_of_key(best));
     uses_key_distance = sixteenth < 0x1p-126f ? best < worst : !bracket.signs && static_cast<int>(worst - best) > kWide;
@@ -158,20 +158,20 @@ struct BracketBuckets {
     return static_cast<int>(__float_as_uint(BracketBuckets(slot).of(score)) - LinearBuckets::kOneBits);
   }
 
-  // Returns whether a bucket's 16-bit scores have one value, as far as that is known. Bucket numbers are monotone in
+  // Returns whether a bucket's scores have one of few values, as far as that is known. Bucket numbers are monotone in
   // the score: that is so if of three neighbouring values the middle one alone is in the bucket.
   __device__ __forceinline__ static bool one_value(int bin, int slot) {
-    if constexpr (!kHalfValues) return false;
+    if constexpr (!kFewValues) return false;
     const BracketBuckets buckets(slot);
     const LinearBuckets linear = buckets.linear();
     const float fraction = 1.0f - (static_cast<float>(bin) + 0.5f) * (1.0f / (kBins - 1)); // the bucket's middle
     const float at = __fdividef(fraction - linear.offset, linear.scale);
     const u32 distance = static_cast<u32>(fmaxf(at, 0.0f));
     const float middle = buckets.uses_key_distance ? score_of_key(buckets.worst - distance) : at;
-    const u32 key = half_key(middle);
+    const u32 key = narrow_key(Source::bits_near(middle));
     const bool ranked = kRanking != Ranking::kNanFirst || buckets.uses_key_distance; // else `middle` is a score
     auto in = [&](u32 other) {
-      const float score = score_of_half_key(other);
+      const float score = score_of_narrow_key(other);
       return (ranked ? buckets.of(score) : linear.of(score)) == LinearBuckets::numbered(bin);
     };
     return in(key) && !in(key - 1) && !in(key + 1);

@@ -167,7 +167,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     const u32 shared = lane < kCtasPerRow ? m.shares[lane] : 0;
     const u32 in_front = __reduce_add_sync(kFullWarp, lane < cta_in_cluster() ? shared : 0);
     int tail = min(static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16), kTailMax);
-    if constexpr (kHalfValues)
+    if constexpr (kFewValues)
       if (equal) tail = 0;
     if (threadIdx.x == 0 && owns() && tail) expect_bytes(tail * sizeof(u64), &m.listed);
     share.before += in_front & 0xffff0000u;
@@ -177,7 +177,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     __syncthreads(); // every thread's positions are collected
     int begin = static_cast<int>(in_front & 0xffff);
     int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
-    if constexpr (kHalfValues)
+    if constexpr (kFewValues)
       if (equal) add_equal(share, slot, static_cast<int>(in_front >> 16), remaining_k, begin, count);
     if (kWritesShares && descriptor_at(slot).bracket.plateau == 0 &&
         slots_stay(p, load_row(p, descriptor_at(slot).id))) {

@@ -104,9 +104,8 @@ __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowD
 // where the ring is read, as is what lies behind. Most windows begin or end inside a vector, and scores outside the
 // body are loaded twice, one behind the other, while no thread counts.
 constexpr bool kRoundsOut = kWindows && !kBlockRows && !kPositions && kMaxResident == kTile && !kInRegisters &&
-                            // ptxas would spill with overflow vectors, and float16 in 64 registers a thread.
-                            kOverflowVectors == 0 &&
-                            !(kDtype == Dtype::kFloat16 && kThreads * KSIEVE_CTAS_PER_SM >= 1024);
+                            // ptxas would spill with overflow vectors, and conversions in 64 registers a thread.
+                            kOverflowVectors == 0 && !(Stored::kConverts && kThreads * KSIEVE_CTAS_PER_SM >= 1024);
 
 // Returns the position up to which scores may be copied with a row: behind its length too, but not behind a window.
 __device__ __forceinline__ int limit_of(const Params& p) { return kWindows ? 0 : p.width; }

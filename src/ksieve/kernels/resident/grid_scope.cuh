@@ -155,9 +155,9 @@ struct GridScope {
     if (threadIdx.x < kWriters) {
       barrier_of_writers<true, kThreads>(); // positions are collected, and the last warp wrote in_front
       int begin = grid_state().in_front;
-      if constexpr (kHalfScores) begin &= 0xffff;
+      if constexpr (kFewValues) begin &= 0xffff;
       int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
-      if constexpr (kHalfScores)
+      if constexpr (kFewValues)
         if (equal) add_equal(share, slot, grid_state().in_front >> 16, remaining_k, begin, count);
       write_collected<false>(
           descriptor_at(slot).out + begin, collected(), count, count,
@@ -170,7 +170,7 @@ struct GridScope {
     u32 in_front = 0;
 #pragma unroll
     for (u32 i = 0; i < kMessagesPerLane; ++i)
-      if (static_cast<int>(32 * i + lane) < cta) in_front += message[i] & (kHalfScores ? ~kPresent : 0xffffu);
+      if (static_cast<int>(32 * i + lane) < cta) in_front += message[i] & (kFewValues ? ~kPresent : 0xffffu);
     in_front = __reduce_add_sync(kFullWarp, in_front);
     if (lane == 0) grid_state().in_front = static_cast<int>(in_front);
     __syncwarp();                          // lane 0 wrote in_front, before the warp arrives at the barrier
@@ -179,7 +179,7 @@ struct GridScope {
     for (u32 i = 0; i < kMessagesPerLane; ++i)
       if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) store_relaxed(&m.shares[cta][32 * i + lane], 0u);
     if (!owns()) return;
-    if constexpr (kHalfScores)
+    if constexpr (kFewValues)
       if (equal) return;
     // Finds which CTA has sent each listed score; then all of them are loaded at once.
     u32 tail = 0;

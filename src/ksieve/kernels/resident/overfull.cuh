@@ -295,7 +295,7 @@ __device__ __noinline__ void select_overfull_bucket(int slot, Marks better, Mark
     const FoundBin found = divide_keys<Scope, Bins>(last, slot, likely_bins, remaining_k, divided);
     const KeyBins bins(s.rule.digit);
     likely = keys = bins.keys_of(found.bin, {s.rule.best, s.rule.worst});
-    if (kHalfValues && keys.worst - keys.best < kKeyStep) keys.best = keys.worst; // they have one value
+    if (kFewValues && keys.worst - keys.best < Source::kKeyStep) keys.best = keys.worst; // they have one value
     const u32 edge_bin = edge_last ? bins.of(edge_key()) : KeyBins::kNone;
     if (edge_bin < static_cast<u32>(found.bin)) emit_edge<Scope>(slot);
     edge_last = edge_bin == static_cast<u32>(found.bin);

@@ -104,7 +104,7 @@ __device__ __forceinline__ void start_rows(const Params& p) {
       s.next = blockIdx.x + kAhead * grid_size();
     }
   }
-  clear_counts(kHalfScores ? read_tid() : thread); // otherwise ptxas keeps the address for all rows, and spills it
+  clear_counts(kInWord > 1 ? read_tid() : thread); // otherwise ptxas keeps the address for all rows, and spills it
   __syncthreads(); // the scouts wrote the descriptors, and every thread cleared its counters
   const bool resident = s.descriptors[0].route == RowRoute::kResident;
   if (kLoads && resident && is_sampler()) join_sample(widen(sample.score), sample.offset, 0);

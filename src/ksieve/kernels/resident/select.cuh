@@ -170,7 +170,7 @@ __device__ __forceinline__ void count_buckets(int slot, int valid, LinearBuckets
       LinearBuckets::count(bucket);
       LinearBuckets::count(next);
       ids.put(vector * kVector + i, bucket, next);
-      if (kHalfScores && !kEarly && kEach > 80 && i % 4 == 2) __syncwarp(); // otherwise ptxas spills
+      if (kInWord > 1 && !kEarly && kEach > 80 && i % 4 == 2) __syncwarp(); // otherwise ptxas spills
     }
   };
   auto skip = [&](int vector) {
@@ -230,7 +230,7 @@ __device__ __forceinline__ bool select_resident(const Params& p, int slot, Ahead
   Divided divided = divide(ids, found.bin);
   bool one_value = false;
   bool equal = false;
-  if constexpr (kHalfValues) {
+  if constexpr (kFewValues) {
     // Equal scores of the bucket need no ranking: any of them complete the answer.
     one_value = !beyond && !whole && found.count > kTailMax && BracketBuckets::one_value(found.bin, slot);
     equal = one_value && (Scope::kAlone || found.count <= kMostShared);
@@ -242,7 +242,7 @@ __device__ __forceinline__ bool select_resident(const Params& p, int slot, Ahead
   }
   if (unlikely(beyond || !whole && found.count > kTailMax)) {
     int count = beyond ? kMaxResident : found.count;
-    if constexpr (kHalfValues)
+    if constexpr (kFewValues)
       if (one_value) count = remaining_k; // none of them is read again
     select_overfull_bucket<Scope>(slot, divided.before, in_row(divided.within, slot), found.bin, remaining_k, count);
     return false;
@@ -270,7 +270,7 @@ __device__ __forceinline__ bool select_resident(const Params& p, int slot, Ahead
   each_edge(slot, [&](const Edge& edge) {
     const float bucket = BracketBuckets(slot).of(edge.score);
     const float kth = LinearBuckets::numbered(found.bin);
-    if constexpr (kHalfValues)
+    if constexpr (kFewValues)
       if (equal && bucket == kth && atomicAdd(&shared_storage().descriptors[slot].tail_count, 1) >= remaining_k) return;
     if (bucket < kth || whole && bucket == kth) {
       collect(edge.at, slot);

@@ -119,7 +119,7 @@ struct Share {
 
   // Calls list(number, index, score) for each listed score of this thread.
   template <class List> __device__ __forceinline__ void each_listed(int slot, List list) {
-    if constexpr (kHalfValues)
+    if constexpr (kFewValues)
       if (equal) return;
     int number = static_cast<int>(before >> 16);
     const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores);
@@ -143,7 +143,7 @@ __device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool
   const u32 mine = divided.before.count() + edge_before + (share.listed.count() + edge_listed << 16);
   share.listing = share.listed.any();
   share.equal = equal;
-  if constexpr (kHalfValues) share.listing = share.listing && !equal;
+  if constexpr (kFewValues) share.listing = share.listing && !equal;
   share.early = 0;
   share.early_score = Score{};
   if (share.listing) {
@@ -162,7 +162,7 @@ __device__ __forceinline__ void collect_share(const Share& share, int slot, cons
                                               int remaining_k) {
   const int number = collect_at(divided.before, share.first, static_cast<int>(share.before & 0xffff));
   if (edge_before) collected()[number] = load_edge(slot).at;
-  if constexpr (kHalfValues) {
+  if constexpr (kFewValues) {
     if (!share.equal) return;
     const int better = static_cast<int>(share.all & 0xffff);
     const int before = static_cast<int>(share.before >> 16);

@@ -73,14 +73,15 @@ template <bool kCounted> __device__ __forceinline__ void clear_behind(int vector
       score[i] = kCounted ? float_of(score_of_bits(kWorstNumberBits)) : __uint_as_float(kMinusInfinityKey);
 }
 
-// The same of 16-bit scores, before they are unpacked.
+// The same of scores that share words, before they are unpacked.
 template <bool kCounted> __device__ __forceinline__ void clear_behind(int vector, int valid, Raw& raw) {
   const int left = valid - reread_tid() * kVector - vector * kStep;
-  constexpr u32 worst = word_of(kCounted ? kWorstNumberBits : kWorstBits);
+  constexpr u32 worst = Stored::word_of(kCounted ? kWorstNumberBits : kWorstBits);
 #pragma unroll
-  for (int i = 0; i < kVector; i += 2) {
-    if (i >= left) raw.word[i / 2] = worst;
-    if (i + 1 == left) raw.word[i / 2] = __byte_perm(raw.word[i / 2], worst, 0x5410);
+  for (int w = 0; w < 4; ++w) {
+    if (w * kInWord >= left) raw.word[w] = worst;
+    for (int i = 1; i < kInWord; ++i)
+      if (w * kInWord + i == left) raw.word[w] = Stored::replaced(raw.word[w], i, kInWord, worst);
   }
 }
 
@@ -88,12 +89,12 @@ template <bool kCounted> __device__ __forceinline__ void clear_behind(int vector
 template <bool kCounted> __device__ __forceinline__ void clear_front(int slot, Raw& raw) {
   const int front = front_of(slot) - reread_tid() * kVector;
   if (!unlikely(front > 0)) return;
-  constexpr u32 worst = word_of(kCounted ? kWorstNumberBits : kWorstBits);
-  constexpr int kInWord = kVector / 4;
+  constexpr u32 worst = Stored::word_of(kCounted ? kWorstNumberBits : kWorstBits);
 #pragma unroll
-  for (int i = 0; i < kVector; i += kInWord) {
-    if (i + kInWord <= front) raw.word[i / kInWord] = worst;
-    if (kInWord == 2 && i + 1 == front) raw.word[i / kInWord] = __byte_perm(raw.word[i / kInWord], worst, 0x3254);
+  for (int w = 0; w < 4; ++w) {
+    if ((w + 1) * kInWord <= front) raw.word[w] = worst;
+    for (int i = 1; i < kInWord; ++i)
+      if (w * kInWord + i == front) raw.word[w] = Stored::replaced(raw.word[w], 0, i, worst);
   }
 }
 
@@ -123,16 +124,16 @@ __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Sk
     if (!kRoomy && kSkips && vector * kStep >= valid) return skip(vector);
     if (kRoundsOut && vector == 0) clear_front<kCounted>(slot, raw);
     float score[kVector];
-    if (!kHalfScores) unpack_vector<kCounted>(raw, score);
+    if (kInWord == 1) unpack_vector<kCounted>(raw, score);
     if (unlikely(valid < (vector + 1) * kStep)) { // tested first, since it is true for one or two vectors alone
       if (kSkips && vector * kStep >= valid) return skip(vector);
-      if constexpr (kHalfScores) {
+      if constexpr (kInWord > 1) {
         clear_behind<kCounted>(vector, valid, raw);
       } else {
         clear_behind<kCounted>(vector, valid, score);
       }
     }
-    if (kHalfScores) unpack_vector<kCounted>(raw, score);
+    if (kInWord > 1) unpack_vector<kCounted>(raw, score);
     visit(vector, score);
     if (!kEarly && kEach >= 64) __syncwarp(); // otherwise ptxas interleaves so many vectors that it spills
   };

@@ -30,7 +30,7 @@ __device__ __forceinline__ Scores load_vectors(const Score* scores, int first, i
       for (int i = 0; i < kVector; ++i) {
         if (at + i < begin || at + i >= end) continue;
         found.valid |= 1u << (u * kVector + i);
-        found.raw[u].word[kHalfScores ? i / 2 : i] |= bits_of(scores[at + i]) << (kHalfScores ? i % 2 * 16 : 0);
+        found.raw[u].word[i / kInWord] |= bits_of(scores[at + i]) << i % kInWord * Stored::kBits;
       }
     }
   }
@@ -58,11 +58,7 @@ __device__ __forceinline__ u32 append(const List& list, const Raw (&raw)[kVector
 #pragma unroll
   for (int u = 0; u < kVectors; ++u)
     s.ring[u][threadIdx.x] = raw[u];
-  const auto score_at = [&](int b) {
-    constexpr int kInWord = kHalfScores ? 2 : 1;
-    const u32 word = s.ring[b / kVector][threadIdx.x].word[b % kVector / kInWord];
-    return score_of_bits(kHalfScores ? word >> b % 2 * 16 & 0xffff : word);
-  };
+  const auto score_at = [&](int b) { return loaded(s.ring[b / kVector][threadIdx.x], b % kVector); };
   const auto place_of = [&](int b) { return index_of_bit(b, position); };
   if (static_cast<u32>(cutoff) + 1 > 1) { // of scores that equal the cutoff's, positions decide
     for (u32 rest = pending; rest; rest &= rest - 1) {

@@ -89,7 +89,7 @@ struct NotBelow {
 
   __device__ __forceinline__ static bool usable(u32 key) { return NotBelow(key).scale != 0; }
   __device__ __forceinline__ explicit NotBelow(u32 key) {
-    const Above other(__uint_as_float(raised(__float_as_uint(hot_cutoff(key))))); // its offset is -below * scale
+    const Above other(__uint_as_float(Stored::above(__float_as_uint(hot_cutoff(key))))); // its offset is -below * scale
     scale = -other.scale;
     offset = -other.offset;
   }
@@ -119,20 +119,13 @@ struct WideTest {
 // The same for 16-bit scores, two in a word, as they are loaded: one comparison and one logical operation for two
 // scores.
 struct HalvesTest {
-  static constexpr bool kBFloat = kDtype == Dtype::kBfloat16;
+  static constexpr bool kBFloat = Stored::kPairs == Pairs::kBfloat16;
   u32 pair; // the cutoff, with kSmallest its negation
   u32 some; // all ones, or with kNanFirst zero where no score reaches the cutoff
 
   // Scores that are at least `value` are at least the least 16-bit score that is.
   __device__ __forceinline__ explicit HalvesTest(float value) {
-    u32 bits = __float_as_uint(value);
-    u32 least = bits >> 16;
-    if constexpr (kBFloat) {
-      least += (bits & 0x8000ffffu) - 1 < 0xffffu; // positive, and cut off
-    } else {
-      least = half_of(value);
-      if (float_of_half(static_cast<unsigned short>(least)) < value) least += least & 0x8000u ? ~0u : 1u;
-    }
+    const u32 least = Stored::bits_above(value);
     pair = (value == value ? least & 0xffffu : 0x7fffu) * 0x10001u;
     if (kRanking == Ranking::kSmallest) pair ^= 0x80008000u;
     some = kRanking == Ranking::kNanFirst && value != value ? 0 : ~0u;
@@ -148,9 +141,9 @@ struct HalvesTest {
   __device__ __forceinline__ u32 equalled(const Raw (&raw)[kBatch]) const {
     if constexpr (kRanking == Ranking::kNanFirst) {
       const u32 bits = pair & 0xffffu;
-      if (bits == kInfinityBits) // the ranked score of NaN
+      if (bits == Stored::kInfinity) // the ranked score of NaN
         return gather_halves(raw, [&](u32 scores) { return ~equal_halves<kBFloat>(scores, scores); });
-      const u32 next = raised(bits) * 0x10001u;
+      const u32 next = Stored::above(bits) * 0x10001u;
       return gather_halves(raw, [&](u32 scores) { return equal_halves<kBFloat>(scores, next) & some; });
     }
     return gather_halves(raw, [&](u32 scores) { return equal_halves<kBFloat>(scores, pair); });
@@ -174,15 +167,13 @@ struct HalvesTest {
   }
 };
 
-// bfloat16 scores are compared in pairs from sm_90 on.
-constexpr bool kPairs = kDtype == Dtype::kFloat16 || (kDtype == Dtype::kBfloat16 && __CUDA_ARCH__ >= 900);
-using CutoffTest = Choose<kPairs, HalvesTest, WideTest>::Type;
+using CutoffTest = Choose<Stored::kPairs == Pairs::kNone, WideTest, HalvesTest>::Type;
 
-// The fast test of 16-bit scores is the comparison, for any cutoff.
+// The fast test of scores that are converted, or compared in pairs, is the comparison, for any cutoff.
 struct ReachTest : CutoffTest {
   __device__ __forceinline__ explicit ReachTest(u32 key) : CutoffTest(hot_cutoff(key)) {}
   __device__ __forceinline__ static bool usable(u32) { return true; }
   __device__ __forceinline__ u32 gather(const Raw (&raw)[kBatch]) const { return reached(raw); }
 };
 using FloatTest = Choose<kRanking == Ranking::kNanFirst, NotBelow, Above>::Type;
-using FastTest = Choose<kDtype == Dtype::kFloat32, FloatTest, ReachTest>::Type;
+using FastTest = Choose<kInWord == 1, FloatTest, ReachTest>::Type;

@@ -74,8 +74,7 @@ __device__ __forceinline__ u32 take_bit(u32& bits) {
 // Returns the score of a bit from `ring`, the batch's shared address in the ring.
 __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
   u32 at = ring + bit * sizeof(Score) + bit / kVector * (kStageBytes - 16);
-  if constexpr (kHalfScores) return widen(load_shared_half(at));
-  return widen(load_shared_float(at));
+  return widen(load_shared<Score>(at));
 }
 
 // Appends the scores of some bits to the list, for a whole warp: one reservation, and the warp's entries side by side.

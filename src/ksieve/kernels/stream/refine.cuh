@@ -17,8 +17,7 @@ constexpr bool kKeepsKeys = kWritesSlots && kColumns > 0 && !(kBinned && kSmall)
 __device__ __forceinline__ u32 bits_of_candidate(u32 key, int position, const SlotWriter& slots) {
   const float score = score_of_ranked(score_of_key(key));
   if (unlikely(!(score < 0.0f || score > 0.0f))) return slots.read_bits(position);
-  if constexpr (kDtype == Dtype::kFloat16) return half_of(score);
-  return __float_as_uint(score) >> (kHalfScores ? 16 : 0);
+  return Stored::bits_of(score);
 }
 
 // Most candidates of a last frontier that one warp ranks: none with statistics, for which every digit is counted.

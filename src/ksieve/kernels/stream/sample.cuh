@@ -85,8 +85,7 @@ struct LoadedView {
   __device__ __forceinline__ static Raw load_pool(const Score* scores) {
     if constexpr (kPool > 1) return load_kept_in_l2<kPool * sizeof(Score)>(scores);
     Raw raw = {};
-    raw.word[0] =
-        sizeof(Score) == 4 ? *reinterpret_cast<const u32*>(scores) : *reinterpret_cast<const unsigned short*>(scores);
+    raw.word[0] = *reinterpret_cast<const Stored::Bits*>(scores);
     return raw;
   }
 
@@ -175,7 +174,7 @@ __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
 // Most statistics with the cutoff's value for which the scores that equal it are candidates like any other. Of 16-bit
 // scores some dozens to a thousand share a value at rank k, so that ties are the rule: a quarter of the candidates'
 // room is left to them.
-constexpr int kMostSame = kDtype == Dtype::kFloat32 || kStats ? 1 : kCapacity / 4 / kStride;
+constexpr int kMostSame = !Stored::kFewValues || kStats ? 1 : kCapacity / 4 / kStride;
 
 // Writes the cutoffs of a usable view, inclusive ordered keys, to shared memory. Call by all threads; a barrier must
 // follow. `view` was loaded from its first statistic on; `views` CTAs of the row compute the same cutoffs.
