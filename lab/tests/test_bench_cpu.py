@@ -15,8 +15,8 @@ import pytest
 import ksieve
 from bench_host import invoke
 from ksieve.cli import exits
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, BackendError, FileFormatError
-from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.selection import Selection
 from ksieve.tuning.timing import Contender
 from ksieve_lab.bench import catalog, cpu, record, runner, startup

@@ -15,6 +15,7 @@ from ksieve.core import call as calls
 from ksieve.core import problem, registry
 from ksieve.core.call import Call
 from ksieve.core.device import DeviceInfo
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, kind_of, refuse_at_exit, shown
 from ksieve.core.options import PLAIN, Options, dtype_text
 from ksieve.core.policy import SamplingPolicy, check_policy_kind
@@ -184,8 +185,8 @@ def plan_of(
     else:
         rows, width, pitch = problem.check_shape(rows, width, pitch)
     name = dtype_text(dtype)
-    if not isinstance(name, str) or name not in problem.SCORE_DTYPES:
-        raise ArgumentError("dtype", shown(name), f"one of {list(problem.SCORE_DTYPES)}")
+    if not isinstance(name, str) or name not in SCORE_DTYPES:
+        raise ArgumentError("dtype", shown(name), f"one of {list(SCORE_DTYPES)}")
     if isinstance(k, int) and not isinstance(k, bool) and k == 0:
         takes = f"an int from 1 to {problem.MAX_K}: ksieve.topk(..., k=0) needs no plan"
         raise ArgumentError("k", 0, takes)

@@ -16,6 +16,7 @@ from ksieve.checking.ops import NumpyOps, TorchOps, on_host
 from ksieve.checking.verdict import Verdict
 from ksieve.core import arguments, problem, windows
 from ksieve.core.arrays import is_array
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, kind_of, refuse_at_exit, shown
 from ksieve.core.groups import Blocks, Positions, RowBounds, Segments, SelectedBlocks, flat
 from ksieve.core.leading import of_rows, of_segments
@@ -142,8 +143,8 @@ def verify(
             lengths = of_source = getattr(scores, "lengths", None)
     else:
         info = problem.inspect(scores, "scores")
-        if info.dtype in INTEGERS and _dtype_of(indices) in problem.SCORE_DTYPES:
-            takes = f"dtype {', '.join(problem.SCORE_DTYPES)} (are scores and indices swapped?)"
+        if info.dtype in INTEGERS and _dtype_of(indices) in SCORE_DTYPES:
+            takes = f"dtype {', '.join(SCORE_DTYPES)} (are scores and indices swapped?)"
             raise ArgumentError("scores", f"dtype {info.dtype}", takes)
         leading = info.shape[:-1]
         matrix = of_rows(info, "scores")

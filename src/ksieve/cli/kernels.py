@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ksieve.cli import ahead, files, terminal
-from ksieve.cli.options import Dtype, Engine, PolicyName, choice, count, flag, option, output, refuse
+from ksieve.cli.options import Engine, PolicyName, choice, count, flag, option, output, refuse
 from ksieve.core.device import DeviceInfo
+from ksieve.core.dtypes import SCORE_DTYPES, Dtype
 from ksieve.core.errors import BackendError
 from ksieve.core.options import Options
-from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.text import bytes_text, seconds_text
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
@@ -174,7 +174,7 @@ def build(
 def _kind_of(spec: KernelSpec, plan: Plan | None) -> str:
     """What a kernel is, in the table of ``build``; those of ranks and of tiles have no plan."""
     if plan is None:
-        return f"{spec.stem} {SCORE_DTYPES[dict(spec.defines)['KSIEVE_DTYPE']]}"
+        return f"{spec.stem} {[*SCORE_DTYPES][dict(spec.defines)['KSIEVE_DTYPE']]}"
     return f"{plan.family} {plan.policy.name if plan.policy else 'direct'} {plan.problem.dtype}"
 
 

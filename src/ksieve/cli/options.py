@@ -23,9 +23,6 @@ from ksieve.planning.devices import DEVICES
 Backend = StrEnum("Backend", ["auto", "cpu", "reference", "cuda"])
 """Where a selection runs."""
 
-Dtype = StrEnum("Dtype", ["float32", "float16", "bfloat16"])
-"""Score dtypes."""
-
 Engine = StrEnum("Engine", ["vllm", "sglang", "flashinfer", "tensorrt_llm", "all"])
 """Serving engines that `ksieve.adapters` has the calls of."""
 

@@ -17,7 +17,6 @@ from ksieve.cli.options import (
     NAMES,
     Backend,
     BackendName,
-    Dtype,
     PolicyName,
     StoredK,
     choice,
@@ -31,6 +30,7 @@ from ksieve.cli.options import (
     words,
 )
 from ksieve.core.arguments import resolve
+from ksieve.core.dtypes import Dtype
 from ksieve.core.errors import ArgumentError
 from ksieve.core.groups import GROUPS, flat
 from ksieve.core.problem import MAX_K, check_k

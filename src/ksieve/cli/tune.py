@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 from ksieve._version import __version__
 from ksieve.cli import files, terminal
-from ksieve.cli.options import Dtype, checked, choice, count, flag, option
+from ksieve.cli.options import checked, choice, count, flag, option
 from ksieve.cli.sizes import parse_shape
 from ksieve.core import atomic
+from ksieve.core.dtypes import Dtype
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import read_utf8
 from ksieve.core.problem import check_k

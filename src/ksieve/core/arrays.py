@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ksieve.core import dlpack
+from ksieve.core.dtypes import SCORE_DTYPES, held
 from ksieve.core.errors import ArgumentError, KsieveError, kind_of, shown
 
 TAKES = "a NumPy, PyTorch, CuPy or JAX array"
@@ -160,14 +161,15 @@ def as_numpy(array: Any) -> np.ndarray[Any, Any]:
     library = library_of(array)
     if library == "torch":
         array = plain_tensor(array).detach()
-        if str(array.dtype) == "torch.bfloat16":
-            import torch
-
-            return np.asarray(array.view(torch.int16).numpy()).view(np.uint16)
-        return np.asarray(array.numpy())
+        name = str(array.dtype).removeprefix("torch.")
+        if name not in SCORE_DTYPES or SCORE_DTYPES[name].held == name:
+            return np.asarray(array.numpy())
+        integers = getattr(sys.modules["torch"], f"int{8 * SCORE_DTYPES[name].size}")
+        return np.asarray(array.view(integers).numpy()).view(held(name))
     view = array if isinstance(array, np.ndarray) else _from_dlpack_or_buffer(array)
     view = view if type(view) is np.ndarray else np.ndarray.view(view, np.ndarray)
-    return view.view(np.uint16) if dtype_name(view.dtype) == "bfloat16" else view
+    name = dtype_name(view.dtype)
+    return view.view(held(name)) if name in SCORE_DTYPES else view
 
 
 @lru_cache(maxsize=256)
@@ -236,7 +238,7 @@ def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
     steps = facts.get("strides")
     strides = dlpack.contiguous_strides(shape) if steps is None else _in_elements(steps, dtype.itemsize)
     type_name = dtype.name
-    if type_name.startswith("void") or str(getattr(array, "dtype", "")) == "bfloat16":
+    if type_name.startswith("void") or str(getattr(array, "dtype", "")) in SCORE_DTYPES:
         type_name = str(getattr(array, "dtype", type_name))
     index = 0
     if hasattr(array, "__dlpack_device__"):

@@ -7,6 +7,7 @@ depends on, as the table of options (`ksieve.core.table`) says. Calls with equal
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Literal
@@ -47,7 +48,7 @@ def dtype_text(dtype: Any) -> Any:
         return dtype
 
 
-def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
+def check_choice(value: Any, name: str, choices: Collection[str]) -> None:
     """Check that an argument is one of several strings."""
     if not isinstance(value, str) or value not in choices:
         raise ArgumentError(name, shown(value), f"one of {', '.join(map(repr, choices))}")

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from ksieve.core.arrays import UNEVEN, ArrayInfo, Device, as_numpy, inspect, is_writable, library_of
+from ksieve.core.dtypes import SCORE_DTYPES, canonical
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.leading import contiguous, of_numbers, of_rows, overlaps_itself
 from ksieve.core.options import PLAIN, Options
@@ -26,8 +27,6 @@ MAX_WIDTH = (1 << 31) - (1 << 20)
 """Widest row on CUDA: scan positions are 32-bit and run past the end by up to one batch of loads."""
 MAX_PITCH = 1 << 60
 """Largest extent of a matrix, in scores: byte offsets, and sums of them, fit int64."""
-SCORE_DTYPES = ("float32", "float16", "bfloat16")
-"""Score dtypes; an unsigned 16-bit NumPy array is read as bfloat16 bits."""
 
 
 Shape = tuple[int, ...]
@@ -219,10 +218,6 @@ def _check_last_stride(info: ArrayInfo, name: str) -> None:
 def rows_of(info: ArrayInfo) -> int:
     """Number of rows of what `ksieve.core.leading.of_rows` describes."""
     return info.shape[0] if len(info.shape) == 2 else info.shape[0] * info.shape[1]
-
-
-def canonical(dtype: str) -> str:
-    return "bfloat16" if dtype == "uint16" else dtype
 
 
 def converted(info: ArrayInfo, name: str, dtype: str) -> str:

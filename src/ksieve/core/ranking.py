@@ -19,6 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.core.dtypes import SCORE_DTYPES, canonical
+
 Ranking = Literal["largest", "smallest", "nan_first"]
 
 RANKINGS: tuple[Ranking, ...] = ("largest", "smallest", "nan_first")
@@ -41,12 +43,8 @@ def ranked(scores: Any, ranking: Ranking) -> NDArray[Any]:
     if ranking == "smallest":
         found = bits ^ sign
     else:
-        size, infinity = bits & (sign - one), bits.dtype.type(_INFINITY[x.dtype.name])
+        size, infinity = bits & (sign - one), bits.dtype.type(SCORE_DTYPES[canonical(x.dtype.name)].infinity)
         found = np.where((bits & sign) == 0, bits - one, bits + one)  # for numbers other than zero
         found = np.where(size == 0, sign | one, np.where(size > infinity, infinity, found))
     result: NDArray[Any] = found.view(x.dtype)
     return result
-
-
-_INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "uint16": 0x7F80, "bfloat16": 0x7F80}
-"""Bits of +inf."""

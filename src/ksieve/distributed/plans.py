@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 
 from ksieve import dispatch
 from ksieve.core import problem
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.core.options import Nan, Options, TieBreak, check_choice, dtype_text
-from ksieve.core.problem import SCORE_DTYPES
 from ksieve.distributed import schedules
 from ksieve.distributed.agreement import Channel, short, stated, tag_of
 from ksieve.distributed.layouts import Contiguous, Layout, Widths, check_layout, extent_of
@@ -221,7 +221,7 @@ def make(channel: Channel, asked: dict[str, Any], statement: dict[str, str]) -> 
     extent = extent_of(widths, layout, "width")
     options = Options(**{of: asked[of] for of in ("tie_break", "largest", "nan")})
     shape = Shape(
-        rows, k, channel.world, max(extent, 1), 32 if name == "float32" else 16, isinstance(layout, Contiguous),
+        rows, k, channel.world, max(extent, 1), 8 * SCORE_DTYPES[name].size, isinstance(layout, Contiguous),
         options.tie_break == "high",
     )  # fmt: skip
     chosen = asked["schedule"] or schedules.choose(shape, asked["link"], asked["output"])

@@ -15,6 +15,7 @@ from typing import Any
 from ksieve.api import select
 from ksieve.core import problem
 from ksieve.core.arrays import is_array
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.groups import PageTable, RowBounds, flat
 from ksieve.core.options import Nan, TieBreak
@@ -231,14 +232,13 @@ def _merged(torch: Any, plan: ShardPlan, ids: Any, values: Any, wanted: Any, of_
 def ordered_keys(values: Any, ranking: Ranking) -> Any:
     """Ordered keys of a tensor of scores, int64: of 32 bits for float32, else of 16; the smallest is the best."""
     torch = sys.modules["torch"]
-    whole = values.dtype is torch.float32
-    bits = values.contiguous().view(torch.int32 if whole else torch.int16).long()
-    sign = 1 << (31 if whole else 15)
-    infinity = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}[values.dtype]
+    dtype = SCORE_DTYPES[str(values.dtype).removeprefix("torch.")]
+    bits = values.contiguous().view(getattr(torch, f"int{8 * dtype.size}")).long()
+    sign = 1 << (8 * dtype.size - 1)
     size = bits & (sign - 1)
     negative = (bits >= 0) if ranking == "smallest" else (bits < 0)
     keys = torch.where(negative & (size > 0), sign | size, sign - 1 - size)
-    return torch.where(size > infinity, 0 if ranking == "nan_first" else 2 * sign - 1, keys)
+    return torch.where(size > dtype.infinity, 0 if ranking == "nan_first" else 2 * sign - 1, keys)
 
 
 def _run(plan: ShardPlan, steps: Steps, tag: int, statement: dict[str, str]) -> Any:

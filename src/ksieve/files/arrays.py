@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ksieve.core.dtypes import SCORE_DTYPES, held
 from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
 from ksieve.core.installation import require_torch
 from ksieve.core.paths import as_path, unreadable
@@ -23,7 +24,8 @@ from ksieve.core.paths import as_path, unreadable
 Array = np.ndarray[Any, Any]
 
 NUMPY_OF = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    **{dtype.safetensors: held(name).newbyteorder("<").str for name, dtype in SCORE_DTYPES.items()},
+    "F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
 }  # fmt: skip
 """NumPy dtype of the safetensors dtypes that are read; bfloat16 as its bits."""

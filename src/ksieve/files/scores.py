@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core import problem
+from ksieve.core.dtypes import SCORE_DTYPES, canonical
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.installation import install_command
 from ksieve.core.paths import as_path
 from ksieve.files.arrays import Array, is_npy, map_npy, pick, read_header
 
-FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOATS = {dtype.safetensors: name for name, dtype in SCORE_DTYPES.items()}
 """Score dtype of each safetensors dtype that scores may have."""
 
 MAX_SIZE = (1 << 31) - 1
@@ -164,7 +165,7 @@ def open_scores(path: str | os.PathLike[str], tensor: str | None = None) -> Scor
         if tensor is not None:
             raise ArgumentError("tensor", repr(tensor), f"nothing: {path} holds a single array")
         matrix = map_npy(path)
-        dtype = "bfloat16" if matrix.dtype.kind == "u" and matrix.dtype.itemsize == 2 else matrix.dtype.name
+        dtype = canonical(matrix.dtype.name)
         return ScoreFile(path, matrix, _score_dtype(path, dtype), None, None)
     if path.suffix in (".npz", ".pt", ".pth"):
         raise FileFormatError(f"{path}: takes a .npy or .safetensors file: save the scores alone, with numpy.save")
@@ -201,7 +202,7 @@ def as_lengths(lengths: Array, rows: int) -> NDArray[np.int32]:
 
 
 def _score_dtype(path: Path, dtype: str) -> str:
-    if dtype not in problem.SCORE_DTYPES:
+    if dtype not in SCORE_DTYPES:
         takes = "float32, float16, or bfloat16, which is uint16 in NumPy: convert them before they are saved"
         raise FileFormatError(f"{path}: scores of dtype {dtype}; takes {takes}")
     return dtype

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ksieve.core.dtypes import SCORE_DTYPES, canonical
 from ksieve.core.keys import order_key, widen
 from ksieve.core.options import Options
 from ksieve.core.ranking import ranked
@@ -126,6 +127,6 @@ class Finish:
 
 def filled(dtype: np.dtype[Any], fill: float) -> Any:
     """An infinity as a score; unsigned 16-bit integers hold bfloat16 bits."""
-    if dtype == np.uint16:
-        return dtype.type(0x7F80 if fill > 0 else 0xFF80)
-    return dtype.type(fill)
+    known = SCORE_DTYPES[canonical(dtype.name)]
+    bits = np.dtype(f"u{known.size}").type(known.infinity | (fill < 0) << (8 * known.size - 1))
+    return bits.view(dtype)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ksieve.core.device import DeviceInfo
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Problem
@@ -119,7 +120,7 @@ def _clustered(problem: Problem, asked: Problem, device: DeviceInfo, known: Shap
     found = {c: shape for c in sizes if (shape := next(_resident(asked, device, c), None)) is not None}
     if not found:
         return None
-    scores = problem.width * memory.ITEM_BYTES[problem.dtype]
+    scores = problem.width * SCORE_DTYPES[problem.dtype].size
     idle = [c for c in found if problem.rows * c <= device.sm_count and scores >= c * BLOCKS_SHARED]
     if idle:
         return replace(found[idle[-1]], ctas_per_sm=1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ksieve.core.device import DeviceInfo
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, shown
 from ksieve.core.policy import SamplingPolicy, resolve_policy
 from ksieve.core.problem import MAX_WIDTH, Problem
@@ -87,7 +88,7 @@ def _warp_geometry(problem: Problem, device: DeviceInfo, usual: Geometry) -> Geo
     """Launch shape whose warps keep a row each, of the next power of two. It has no resident width for rows that are
     too wide, for an order, or for a tie-break.
     """
-    item = memory.ITEM_BYTES[problem.dtype]
+    item = SCORE_DTYPES[problem.dtype].size
     width = max(1 << (problem.width - 1).bit_length(), memory.LANES * memory.VECTOR_BYTES // item)
     if width > usual.resident_width or memory.tied(problem) or problem.options.order != "any":
         return replace(usual, resident_width=0)
@@ -176,7 +177,7 @@ def _better_streamed(problem: Problem, device: DeviceInfo) -> bool:
     multiprocessor reads the scores of values again, which delays the next one; with a tie-break it takes the exact
     route.
     """
-    options, row = problem.options, problem.width * memory.ITEM_BYTES[problem.dtype]
+    options, row = problem.options, problem.width * SCORE_DTYPES[problem.dtype].size
     many = problem.rows * row > device.sm_count * device.shared_per_sm
     if options.tie_break != "any":
         return row > points.TIED_RESIDENT or (many and row >= points.TIED_BYTES)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ksieve.core.device import DeviceInfo
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.policy import SamplingPolicy, with_stride
 from ksieve.core.problem import Problem
-from ksieve.planning.memory import CANDIDATE_BYTES, ITEM_BYTES, statistics_bound, storage_of
+from ksieve.planning.memory import CANDIDATE_BYTES, statistics_bound, storage_of
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.switch_points import MOST_SLICES, MOST_SPLITS, MOST_STATISTICS
 
@@ -33,6 +34,6 @@ def splits(problem: Problem, device: DeviceInfo, policy: SamplingPolicy, geometr
     """
     rows, count = max(problem.rows, 1), device.sm_count
     slice_bytes = CANDIDATE_BYTES * storage_of(problem, device, geometry, "stream_split", policy).spill
-    room = max(ITEM_BYTES[problem.dtype] * problem.width * rows, MOST_SLICES)
+    room = max(SCORE_DTYPES[problem.dtype].size * problem.width * rows, MOST_SLICES)
     asked = (min(ctas // rows, MOST_SPLITS) for ctas in (count * geometry.ctas_per_sm, count))
     return next((s for s in asked if s > usual and rows * s * slice_bytes <= room), usual)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ksieve.core.device import DeviceInfo
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.policy import PEAK, SamplingPolicy
 from ksieve.core.problem import Problem
 from ksieve.planning.families import QUEUED, SHARED_ROWS
@@ -58,9 +59,6 @@ NARROW_BYTES = 6
 
 HEIGHT_BYTES = 4
 """Shared memory per thread besides its column and its places in the ring: the height of the column, if it has one."""
-
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes of a score."""
 
 ENTRY_BYTES = 4
 """Bytes of the best score of a block."""
@@ -118,7 +116,7 @@ def candidate_bytes_of(geometry: Geometry, device: DeviceInfo, dtype: str) -> in
 
 def resident_slots(room: int, dtype: str) -> int:
     """Most slots of a resident row whose positions the histogram and `room` bytes for candidates can take."""
-    more = EXTRA_VECTORS * VECTOR_BYTES // ITEM_BYTES[dtype]
+    more = EXTRA_VECTORS * VECTOR_BYTES // SCORE_DTYPES[dtype].size
     return (HISTOGRAM_BYTES + room // STORED_STEP * STORED_STEP) // 4 - more
 
 
@@ -249,7 +247,7 @@ def ring_stages(geometry: Geometry, dtype: str) -> int:
     if not geometry.resident_width or geometry.stages == 1:
         return geometry.stages
     return (
-        geometry.resident_width // geometry.ctas_per_row * ITEM_BYTES[dtype] // (16 * geometry.threads)
+        geometry.resident_width // geometry.ctas_per_row * SCORE_DTYPES[dtype].size // (16 * geometry.threads)
         - geometry.overflow_vectors
     )
 
@@ -261,7 +259,7 @@ def batches(plan: Plan) -> int:
     batch one after another, as many as its fullest lane has. In larger batches lanes differ less. CTAs of 1,024 threads
     that share a row would spill registers.
     """
-    streamed = plan.family in QUEUED and ITEM_BYTES[plan.problem.selection.dtype] == 2
+    streamed = plan.family in QUEUED and SCORE_DTYPES[plan.problem.selection.dtype].size == 2
     batch = 2 * BATCH if streamed and plan.stages % (2 * BATCH) == 0 and plan.stages > 2 * BATCH else BATCH
     return plan.stages if plan.stages % batch else plan.stages // batch
 

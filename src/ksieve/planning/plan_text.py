@@ -12,6 +12,7 @@ from typing import Any
 
 from ksieve.core import problem
 from ksieve.core.device import DeviceInfo, check_device
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, KsieveError, shown
 from ksieve.core.options import Options, check_choice
 from ksieve.core.policy import SamplingPolicy
@@ -77,7 +78,7 @@ def _check(asked: Problem, device: DeviceInfo) -> None:
     rows, width, _ = problem.check_shape(asked.rows, asked.width)
     problem.check_shape(rows, width, problem.check_pitch(asked.pitch, width))
     problem.check_k(asked.k)
-    check_choice(asked.dtype, "dtype", problem.SCORE_DTYPES)
+    check_choice(asked.dtype, "dtype", SCORE_DTYPES)
     check_device(device)
     problem.check_size(device.threads, "device.threads", 1, _MOST_THREADS, "no device has more")
     if asked.device != Device(device.kind, device.index):

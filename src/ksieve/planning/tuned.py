@@ -22,11 +22,11 @@ from typing import Any
 from ksieve._version import __version__
 from ksieve.core import atomic
 from ksieve.core.device import DeviceInfo
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.paths import is_folder, read_utf8, unreadable
 from ksieve.core.text import parse_json, printable
 from ksieve.planning import shapes
-from ksieve.planning.memory import ITEM_BYTES
 from ksieve.planning.shapes import Shapes
 
 FORMAT = 2
@@ -165,4 +165,4 @@ def dtype_of(path: Path) -> str | None:
         found = parse_json(read_utf8(path))["dtype"]
     except (ValueError, KeyError, TypeError):
         return None
-    return found if found in ITEM_BYTES else None
+    return found if found in SCORE_DTYPES else None

@@ -10,6 +10,7 @@ import numpy as np
 from ksieve import api
 from ksieve.core import problem
 from ksieve.core.arrays import Device, inspect, is_array
+from ksieve.core.dtypes import SCORE_DTYPES, canonical, held
 from ksieve.core.errors import ArgumentError, BackendError, shown
 from ksieve.core.groups import Blocks, Offsets, Positions, RowBounds
 from ksieve.core.installation import require_torch
@@ -53,9 +54,8 @@ class Best:
         if not self.per_row and max_k is not None:
             raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")
         self.options = options
-        name = dtype_text(dtype)
-        name = "bfloat16" if name == "uint16" else name
-        check_choice(name, "dtype", problem.SCORE_DTYPES)
+        name = canonical(dtype_text(dtype))
+        check_choice(name, "dtype", SCORE_DTYPES)
         self.dtype: str = name
         self.xp: ModuleType = np
         self.place: dict[str, Any] = {}
@@ -85,9 +85,7 @@ class Best:
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Make an array on the device; bfloat16 is uint16 bits in NumPy."""
-        if self.xp is np and dtype == "bfloat16":
-            dtype = "uint16"
-        return self.xp.empty(shape, dtype=getattr(self.xp, dtype), **self.place)
+        return self.xp.empty(shape, dtype=held(dtype) if self.xp is np else getattr(self.xp, dtype), **self.place)
 
     def reset(self) -> None:
         """Forget all scores."""

@@ -21,11 +21,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ksieve.core.device import DeviceInfo
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import LINES_16, LINES_64, LINES_128, QUADS_16
 from ksieve.planning import shapes, tuned
 from ksieve.planning.families import RESIDENT, SHARED_ROWS
-from ksieve.planning.memory import CANDIDATE_BYTES, ITEM_BYTES, SHARED_LIST, candidate_bytes_of
+from ksieve.planning.memory import CANDIDATE_BYTES, SHARED_LIST, candidate_bytes_of
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.switch_points import SEGMENT, SPLITS
@@ -187,7 +188,7 @@ def possible(family: str, geometry: Geometry, device: DeviceInfo, dtype: str) ->
     share, outside = geometry.ctas_per_row, geometry.overflow_vectors
     if family == "resident_cluster" and share > shapes.of(device).cluster_limit(device):
         return False
-    vector = 16 // ITEM_BYTES[dtype]
+    vector = 16 // SCORE_DTYPES[dtype].size
     vectors, rest = divmod(geometry.resident_width, vector * geometry.threads * share)
     if rest or not 8 <= vectors * vector <= 128:
         return False

@@ -21,17 +21,17 @@ def every_pattern(dtype):
     return np.concatenate([edges, edges | np.uint32(1 << 31), drawn]).view(np.float32)
 
 
-@pytest.mark.parametrize("number", range(len(RANKINGS)), ids=RANKINGS)
+@pytest.mark.parametrize("ranking", RANKINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_converters_rank_every_score_as_the_model_does(dtype, number):
+def test_converters_rank_every_score_as_the_model_does(dtype, ranking):
     scores = every_pattern(dtype)
-    expected = widen(ranked(scores, RANKINGS[number])).view(np.uint32)
+    expected = widen(ranked(scores, ranking)).view(np.uint32)
     is_nan = np.isnan(expected.view(np.float32))
     address = scores.__array_interface__["data"][0]
     for first in range(0, scores.size, 4095):
         last = min(first + 4095, scores.size)
         wide = np.zeros(4096, np.uint32)
-        converter(DTYPES.index(dtype), number)(address + scores.itemsize * first, last - first, wide.ctypes.data)
+        converter(dtype, ranking)(address + scores.itemsize * first, last - first, wide.ctypes.data)
         tile, after = wide[: last - first], wide[last - first :]
         assert not after.any()
         np.testing.assert_array_equal(np.isnan(tile.view(np.float32)), is_nan[first:last])

@@ -8,6 +8,7 @@ import pytest
 
 from frozen import frozen_shapes
 from ksieve import dispatch
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.problem import MAX_WIDTH
 from ksieve.planning import memory
 from ksieve.planning.devices import DEVICES
@@ -61,7 +62,7 @@ def test_huge_rows_fill_every_device(name, dtype):
         running = device.sm_count * plan.ctas_per_sm
         assert plan.ctas <= running
         slices = plan.ctas * plan.spill_capacity * memory.CANDIDATE_BYTES
-        room = max(MOST_SLICES, rows * width * memory.ITEM_BYTES[dtype])
+        room = max(MOST_SLICES, rows * width * SCORE_DTYPES[dtype].size)
         assert slices <= room or plan.splits in SPLITS
         if slices * running <= room * plan.ctas:
             assert plan.splits == min(running // rows, MOST_SPLITS), "CTAs are left out without a need"

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 from flat_calls import plan_of
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
-from ksieve.planning import memory, shapes, tuned
+from ksieve.planning import shapes, tuned
 from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import IN_REGISTERS
 from ksieve.planning.shapes import Geometry
@@ -66,7 +67,7 @@ def test_a_row_is_not_shared_by_more_ctas_than_a_gpu_runs(count):
 
 
 @pytest.mark.parametrize("name", CUDA)
-@pytest.mark.parametrize("dtype", sorted(memory.ITEM_BYTES))
+@pytest.mark.parametrize("dtype", sorted(SCORE_DTYPES))
 @pytest.mark.parametrize("options", [Options(), Options(values=True), Options(expand=2)], ids=str)
 def test_families_that_keep_rows_in_registers_have_no_bins(name, dtype, options):
     """They take all rows, and would select again those of the launches for shorter ones."""
@@ -80,7 +81,7 @@ def test_families_that_keep_rows_in_registers_have_no_bins(name, dtype, options)
 
 
 @pytest.mark.parametrize("name", [name for name, device in DEVICES.items() if device.capability >= (9, 0)])
-@pytest.mark.parametrize("dtype", sorted(memory.ITEM_BYTES))
+@pytest.mark.parametrize("dtype", sorted(SCORE_DTYPES))
 def test_rows_with_options_take_a_shape_of_their_device(name, dtype):
     """No row that is kept on chip for a plain call falls back to the shape of devices without a table."""
     usual = shapes.of(DEVICES[name], dtype).usual["resident_block"]

@@ -12,6 +12,7 @@ import pytest
 from flat_calls import plan_of
 from frozen import frozen_shapes
 from ksieve.backends.cuda.jit import spec
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.planning import length_bins, memory, shapes
@@ -20,7 +21,7 @@ from ksieve.planning.switch_points import WARP_ROWS
 from parts import but_for
 
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
-DTYPES = sorted(memory.ITEM_BYTES)
+DTYPES = sorted(SCORE_DTYPES)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -96,7 +97,7 @@ def vectors_left():
 
 def collected(shared_capacity, dtype):
     """Most slots of a row for which the kernel's `fits` holds."""
-    return memory.HISTOGRAM_BYTES // 4 + 2 * shared_capacity - vectors_left() * (16 // memory.ITEM_BYTES[dtype])
+    return memory.HISTOGRAM_BYTES // 4 + 2 * shared_capacity - vectors_left() * (16 // SCORE_DTYPES[dtype].size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

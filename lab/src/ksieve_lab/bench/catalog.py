@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError
-from ksieve.core.problem import SCORE_DTYPES
 from ksieve_lab.bench import (
     ablation,
     blocks,

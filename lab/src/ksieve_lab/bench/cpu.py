@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from ksieve import api, dispatch
 from ksieve.backends import cpu
 from ksieve.checking.verify import verify
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.keys import widen
 from ksieve.core.options import Options
 from ksieve.core.paths import unreadable
-from ksieve.core.problem import SCORE_DTYPES
 from ksieve.core.stats import Route, Stats
 from ksieve.planning.plan import Plan
 from ksieve.tuning.timing import Contender

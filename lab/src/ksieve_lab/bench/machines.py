@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ksieve import api, dispatch
 from ksieve.checking.verify import verify
 from ksieve.core.device import DeviceInfo
+from ksieve.core.dtypes import canonical
 from ksieve.core.errors import ArgumentError
 from ksieve.core.paths import unreadable
 from ksieve.core.policy import SamplingPolicy
@@ -36,8 +37,7 @@ DISTRIBUTIONS = {"endpoint": "endpoint_structured", "normal": "random_normal"}
 def plan_for(scores: Any, k: int, choice: Choice, device: str | DeviceInfo) -> Plan:
     """Plan a selection of a matrix as a choice says."""
     rows, width = scores.shape
-    dtype = str(scores.dtype).removeprefix("torch.")
-    dtype = "bfloat16" if dtype == "uint16" else dtype
+    dtype = canonical(str(scores.dtype).removeprefix("torch."))
     return api.plan(rows=rows, width=width, k=k, dtype=dtype, device=device, family=choice[0], policy=choice[1])
 
 

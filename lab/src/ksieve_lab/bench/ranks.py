@@ -16,6 +16,7 @@ import numpy as np
 
 from ksieve import api
 from ksieve.checking.verify import verify
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.installation import require_torch
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import Device, Problem
@@ -158,7 +159,7 @@ def _measure(plans: dict[str, ShardPlan], width: int, rounds: int, seed: int) ->
     made = plans["pairs"]
     shape, kind, dtype = made.shape, made.device, made.dtype
     rows, k, world, own = shape.rows, shape.k, shape.world, made.width
-    sets = _sets(rows * own * (4 if dtype == "float32" else 2)) if kind == "cuda" else 1
+    sets = _sets(rows * own * SCORE_DTYPES[dtype].size) if kind == "cuda" else 1
     shards = [_shard([seed, made.rank, number], rows, own, dtype, kind) for number in range(sets)]
     calls: dict[str, Callable[[int], Any]] = {
         "local": lambda i: api.topk(shards[i], k=k),

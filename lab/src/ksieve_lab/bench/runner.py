@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.paths import read_utf8
 from ksieve.core.policy import resolve_policy
-from ksieve.core.problem import SCORE_DTYPES, check_k
+from ksieve.core.problem import check_k
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import families
 from ksieve.tuning import tasks

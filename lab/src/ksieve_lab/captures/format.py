@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from ksieve.core import problem
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path
 from ksieve.files.arrays import Array, read_header
@@ -126,7 +127,7 @@ class Capture(ScoreFile):
     def describe(self) -> dict[str, str]:
         """Return the facts for display, in order: shape, lengths, size, then metadata."""
         least, most, total = self.valid_scores()
-        matrix = self.rows * self.width * itemsize(self.dtype)
+        matrix = self.rows * self.width * SCORE_DTYPES[self.dtype].size
         facts = {
             "file": f"{self.path} ({decimal(self.path.stat().st_size)})",
             "kind": self.kind,
@@ -168,9 +169,4 @@ def rows_per_block(width: int, dtype: str, max_bytes: int) -> int:
     """Rows of a block of at most `max_bytes` of scores; at least one."""
     if not problem.is_int(max_bytes) or max_bytes < 1:
         raise ArgumentError("max_bytes", repr(max_bytes), "an int of at least 1")
-    return max(1, int(max_bytes) // max(1, width * itemsize(dtype)))
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of a score."""
-    return 4 if dtype == "float32" else 2
+    return max(1, int(max_bytes) // max(1, width * SCORE_DTYPES[dtype].size))

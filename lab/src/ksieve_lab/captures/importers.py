@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ksieve.core import problem
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path, same_file
 from ksieve.files.arrays import Array
@@ -114,9 +115,9 @@ def import_scores(
 def _score_dtype(path: Path, found: Source, asked: str | None) -> str:
     if found.array.ndim < 2:
         raise FileFormatError(f"{path}: holds an array of shape {found.array.shape}; takes a matrix (rows, width)")
-    if asked is not None and asked not in problem.SCORE_DTYPES:
-        raise ArgumentError("dtype", repr(asked), f"one of {list(problem.SCORE_DTYPES)}")
-    if found.dtype in problem.SCORE_DTYPES:
+    if asked is not None and asked not in SCORE_DTYPES:
+        raise ArgumentError("dtype", repr(asked), f"one of {list(SCORE_DTYPES)}")
+    if found.dtype in SCORE_DTYPES:
         return asked or found.dtype
     if found.dtype == "float64" and asked is not None:
         return asked

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ksieve.core import problem
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.keys import widen
 
@@ -19,8 +19,8 @@ def narrow(scores: Array, dtype: str) -> Array:
     `scores` are of float64, float32, float16, or bits of bfloat16 as uint16, which the result has too. float64 goes to
     bfloat16 through float32. Raises `ArgumentError` for a dtype that scores cannot have.
     """
-    if dtype not in problem.SCORE_DTYPES:
-        raise ArgumentError("dtype", repr(dtype), f"one of {list(problem.SCORE_DTYPES)}")
+    if dtype not in SCORE_DTYPES:
+        raise ArgumentError("dtype", repr(dtype), f"one of {list(SCORE_DTYPES)}")
     x = widen(scores) if scores.dtype == np.uint16 else scores
     with np.errstate(over="ignore"):
         if dtype != "bfloat16":

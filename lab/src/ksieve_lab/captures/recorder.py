@@ -29,13 +29,14 @@ from ksieve import dispatch
 from ksieve.core import problem
 from ksieve.core.atomic import Draft
 from ksieve.core.call import Call
+from ksieve.core.dtypes import SCORE_DTYPES, held
 from ksieve.core.entries import bounds
 from ksieve.core.errors import ArgumentError, BackendError, KsieveError, kind_of, shown
 from ksieve.core.installation import require_torch
 from ksieve.core.keys import widen
 from ksieve.core.paths import as_path, same_file
 from ksieve.core.problem import Problem
-from ksieve_lab.captures.format import BLOCK_BYTES, itemsize, rows_per_block
+from ksieve_lab.captures.format import BLOCK_BYTES, rows_per_block
 from ksieve_lab.captures.writer import CaptureWriter, capture_metadata
 
 MAX_BYTES = 1 << 30
@@ -53,7 +54,6 @@ MOST_CALLS = 1_000_000
 _COPY_BYTES = 256 << 20
 
 _observers_lock = threading.Lock()
-_STORAGE: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
 
 class Recorder:
@@ -188,7 +188,8 @@ class Recorder:
                 starts=None if starts is None else _host(starts).reshape(-1),
             )[:2]
         )
-        room = self._max_bytes // (itemsize(self._wider(asked.dtype)) * max(self._width, asked.width)) - self.rows
+        size = SCORE_DTYPES[self._wider(asked.dtype)].size
+        room = self._max_bytes // (size * max(self._width, asked.width)) - self.rows
         if room < chosen.size:
             self.full = True
             chosen = chosen[: max(room, 0)]
@@ -208,7 +209,7 @@ class Recorder:
     def _keep(
         self, asked: Problem, scores: Any, start: NDArray[np.int32], valid: NDArray[np.int32], chosen: NDArray[np.int64]
     ) -> None:
-        step = max(1, _COPY_BYTES // (itemsize(asked.dtype) * asked.width))
+        step = max(1, _COPY_BYTES // (SCORE_DTYPES[asked.dtype].size * asked.width))
         for first in range(0, chosen.size, step):
             part = slice(first, first + step)
             for row, begin, length in zip(_rows(scores, chosen[part]), start[part], valid[part], strict=True):
@@ -245,9 +246,9 @@ class Recorder:
             for dtype, valid in zip(self._dtypes, self._lengths, strict=True):
                 for r in range(0, valid.size, step):
                     part = valid[r : r + step]
-                    block = np.zeros((part.size, self._width), _STORAGE[self._dtype])
+                    block = np.zeros((part.size, self._width), held(self._dtype))
                     for row, length in zip(block, part, strict=True):
-                        stored = np.frombuffer(stream.read(int(length) * itemsize(dtype)), _STORAGE[dtype])
+                        stored = np.frombuffer(stream.read(int(length) * SCORE_DTYPES[dtype].size), held(dtype))
                         row[:length] = stored if dtype == self._dtype else widen(stored)
                     writer.write(block, part)
 

@@ -14,13 +14,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.filesize import decimal
 
 from ksieve.core import problem
+from ksieve.core.dtypes import canonical
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.installation import require_torch
 from ksieve.files.arrays import Array, map_npy, pick, read_header, readable
+from ksieve.files.scores import FLOATS
 from ksieve_lab.captures.factors import FACTORS
 
 FOREIGN_SUFFIXES = (".npy", ".npz", ".pt", ".pth")
@@ -63,8 +64,7 @@ def open_source(path: Path, name: str | None, prefer: str) -> Iterator[Source]:
 def _of_numpy(array: Array, names: Sequence[str] = ()) -> Source:
     if array.dtype.hasobject:
         raise ValueError("it holds Python objects, not numbers")
-    dtype = "bfloat16" if array.dtype == np.uint16 else str(array.dtype.newbyteorder("=").name)
-    return Source(array, dtype, names)
+    return Source(array, canonical(array.dtype.newbyteorder("=").name), names)
 
 
 def _of_archive(path: Path, name: str | None, prefer: str, folder: str) -> Source:
@@ -88,7 +88,7 @@ def _of_safetensors(path: Path, name: str | None, prefer: str) -> Source:
         raise FileFormatError(f"{path}: a capture already, of factors: it needs no import")
     tensor = tensors[pick(path, tensors, name, prefer)]
     array = tensor.map()
-    return Source(array, "bfloat16" if tensor.dtype == "BF16" else array.dtype.name, list(tensors))
+    return Source(array, FLOATS.get(tensor.dtype, array.dtype.name), list(tensors))
 
 
 def _of_torch(path: Path, name: str | None, prefer: str) -> Source:

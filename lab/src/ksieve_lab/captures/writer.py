@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ksieve.core import problem
 from ksieve.core.atomic import Draft, replacing
+from ksieve.core.dtypes import SCORE_DTYPES, canonical, held
 from ksieve.core.errors import ArgumentError, FileFormatError, shown
 from ksieve.files.arrays import NUMPY_OF, Array
 from ksieve.files.scores import FLOATS, K_KEY, KIND_KEY, MAX_SIZE, VERSION_KEY
@@ -21,9 +22,6 @@ from ksieve_lab.captures.format import BLOCK_BYTES, FORMAT_VERSION, Kind, rows_p
 
 METADATA_BYTES = 90_000_000
 """Largest size of the metadata in bytes: the safetensors library reads headers of up to 100,000,000."""
-
-_NAMES = {name: dtype for dtype, name in FLOATS.items()}
-"""Safetensors dtype of each score dtype."""
 
 _ALIGNMENT = 64
 
@@ -68,12 +66,13 @@ class CaptureWriter:
         for name, value in (("rows", rows), ("width", width)):
             if not problem.is_int(value) or not 0 <= value <= MAX_SIZE:
                 raise ArgumentError(name, shown(value), "an int from 0 to 2**31 - 1, so that indices fit int32")
-        if dtype not in _NAMES:
-            raise ArgumentError("dtype", repr(dtype), f"one of {list(_NAMES)}")
+        if dtype not in SCORE_DTYPES:
+            raise ArgumentError("dtype", repr(dtype), f"one of {list(SCORE_DTYPES)}")
         facts = capture_metadata("scores", k, metadata)
         self.rows, self.width, self.dtype, self.written = int(rows), int(width), dtype, 0
         # lengths come first so that scores, the last tensor, can start at a multiple of 64 bytes.
-        shapes = {"lengths": ("I32", (self.rows,)), "scores": (_NAMES[dtype], (self.rows, self.width))}
+        stored = SCORE_DTYPES[dtype].safetensors
+        shapes = {"lengths": ("I32", (self.rows,)), "scores": (stored, (self.rows, self.width))}
         text, self._at, size = _header(shapes, facts, "scores")
         self._draft = Draft(path, seekable=True, size=size)
         try:
@@ -112,7 +111,7 @@ class CaptureWriter:
         valid: Any = np.broadcast_to(np.int32(self.width), block.shape[0])
         if lengths is not None:
             valid = check_lengths(lengths, block.shape[0])
-        file, storage = self._draft.file, np.dtype(NUMPY_OF[_NAMES[self.dtype]])
+        file, storage = self._draft.file, held(self.dtype).newbyteorder("<")
         file.seek(self._at["lengths"] + 4 * begin)
         file.write(np.ascontiguousarray(valid, dtype="<i4").data)
         file.seek(self._at["scores"] + begin * self.width * storage.itemsize)
@@ -250,10 +249,10 @@ def _factor(
     array: Any, name: str, rank: int, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None
 ) -> tuple[str, Array]:
     info = problem.inspect(array, name)
-    names = {"int8": "I8", "uint16": "BF16"} | _NAMES
-    dtype = names.get(info.dtype, info.dtype)
+    names = {"int8": "I8"} | {name: dtype.safetensors for name, dtype in SCORE_DTYPES.items()}
+    dtype = names.get(canonical(info.dtype), info.dtype)
     if dtype not in dtypes:
-        readable = [n for n, d in names.items() if d in dtypes and n != "uint16"]
+        readable = [n for n, d in names.items() if d in dtypes]
         raise ArgumentError(name, f"dtype {info.dtype}", f"dtype {', '.join(readable)}")
     if len(info.shape) != rank or (shape is not None and info.shape != shape):
         raise ArgumentError(name, f"shape {info.shape}", f"shape {shape}" if shape else f"{rank} dimensions")

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from ksieve.cli import files, terminal
-from ksieve.cli.options import OUT_RULE, Dtype, choice, count, flag, option
+from ksieve.cli.options import OUT_RULE, choice, count, flag, option
+from ksieve.core.dtypes import Dtype
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import unreadable
 from ksieve_lab.captures.format import Capture

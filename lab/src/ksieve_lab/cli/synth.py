@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from ksieve.cli import files, terminal
-from ksieve.cli.options import Dtype, choice, count, flag, option, words
+from ksieve.cli.options import choice, count, flag, option, words
+from ksieve.core.dtypes import Dtype
 from ksieve_lab.cli.captures import Target, describe
 from ksieve_lab.workloads.lengths import LENGTHS
 from ksieve_lab.workloads.producers import PRODUCERS, write_synthetic

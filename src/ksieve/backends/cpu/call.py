@@ -15,6 +15,7 @@ from ksieve.backends.cpu.runner import run_arranging, run_finished, run_gatherin
 from ksieve.core import entries
 from ksieve.core.arrays import check_jax_int64
 from ksieve.core.call import NUMBERS, OUTPUTS, Call
+from ksieve.core.dtypes import held
 from ksieve.core.selection import Selection
 from ksieve.core.stats import Stats
 from ksieve.core.windows import of_segments, windows
@@ -139,7 +140,7 @@ def _outputs(call: Call, given: dict[str, NDArray[Any]]) -> dict[str, Any]:
     """The output arrays of a call and its tables, by the names of `Finish`: those given, else new ones."""
     asked, options = call.problem, call.problem.options
     shape, index = (asked.rows, asked.columns), np.dtype(options.index_dtype)
-    dtype = np.dtype(np.uint16 if asked.dtype == "bfloat16" else asked.dtype)
+    dtype = held(asked.dtype)
     if index == np.int64 and call.scores.library == "jax" and ("out" not in given or options.raw):
         check_jax_int64()
     return {

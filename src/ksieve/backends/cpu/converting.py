@@ -16,9 +16,6 @@ from llvmlite import ir
 from ksieve.backends.cpu.compiled import Kernel, kernel, prepare
 from ksieve.backends.cpu.jit import numba
 from ksieve.backends.cpu.simd import (
-    BFLOAT16,
-    DTYPES,
-    FLOAT32,
     Int,
     Word,
     built,
@@ -30,6 +27,7 @@ from ksieve.backends.cpu.simd import (
     smaller,
     u32s,
 )
+from ksieve.core.dtypes import SCORE_DTYPES, canonical
 from ksieve.core.ranking import RANKINGS, Ranking
 from ksieve.model.guess import BLOCK
 
@@ -47,12 +45,16 @@ def _spread_block(builder: Any, source: Any, target: Any) -> None:
 
 
 @jit
-def _widened(narrow: Word, dtype: Int) -> Word:
-    """Float32 bits of a 16-bit float, by steps that do not depend on the flush-to-zero mode."""
-    if dtype == BFLOAT16:
-        return np.uint32(narrow << np.uint32(16))
-    sign = np.uint32((narrow & np.uint32(0x8000)) << np.uint32(16))
-    magnitude = narrow & np.uint32(0x7FFF)
+def _of_bfloat16(bits: Word) -> Word:
+    """Float32 bits of a bfloat16."""
+    return np.uint32(bits << np.uint32(16))
+
+
+@jit
+def _of_float16(bits: Word) -> Word:
+    """Float32 bits of a float16, by steps that do not depend on the flush-to-zero mode."""
+    sign = np.uint32((bits & np.uint32(0x8000)) << np.uint32(16))
+    magnitude = bits & np.uint32(0x7FFF)
     normal = np.uint32(np.uint32(magnitude << np.uint32(13)) + np.uint32(112 << 23))
     subnormal = np.float32(np.float32(np.int32(magnitude)) * np.float32(2.0**-24)).view(np.uint32)
     special = np.uint32(np.uint32(magnitude << np.uint32(13)) | np.uint32(0x7F800000))
@@ -61,15 +63,17 @@ def _widened(narrow: Word, dtype: Int) -> Word:
     return np.uint32(sign | wide)
 
 
+_WIDENED: dict[str, Any] = {"float16": _of_float16, "bfloat16": _of_bfloat16}
+"""Float32 bits of each narrower dtype."""
+
+
 @jit
-def _ranked(bits: Word, dtype: Int, ranking: Int) -> Word:
-    """Bits of a score's ranked score, both of the score's own size."""
+def _ranked(bits: Word, sign: Word, infinity: Word, ranking: Int) -> Word:
+    """Bits of a score's ranked score, both of the score's own size; `sign` and `infinity`: bits of that size."""
     if ranking == LARGEST:
         return bits
-    sign = np.uint32(0x80000000 if dtype == FLOAT32 else 0x8000)
     if ranking == SMALLEST:
         return np.uint32(bits ^ sign)
-    infinity = np.uint32(0x7F800000 if dtype == FLOAT32 else 0x7F80 if dtype == BFLOAT16 else 0x7C00)
     size = np.uint32(bits & np.uint32(sign - np.uint32(1)))
     lower = np.uint32(bits + np.uint32(1)) if bits & sign else np.uint32(bits - np.uint32(1))
     lower = np.uint32(sign | np.uint32(1)) if size == np.uint32(0) else lower
@@ -79,24 +83,26 @@ def _ranked(bits: Word, dtype: Int, ranking: Int) -> Word:
 @cache
 def address(dtype: str, ranking: Ranking) -> int:
     """Address of the converter of a dtype, prepared."""
-    chosen = converter(DTYPES.index("bfloat16" if dtype == "uint16" else dtype), RANKINGS.index(ranking))
+    chosen = converter(canonical(dtype), ranking)
     prepare(chosen)
     return chosen.address
 
 
 @cache
-def converter(dtype: int, ranking: int) -> Kernel:
+def converter(dtype: str, ranking: Ranking) -> Kernel:
     """Kernel that puts the ranked scores of `count` scores at `source` at the address `target`, as float32 bits.
 
     Of float32 both addresses may be the same.
     """
+    order, widened = RANKINGS.index(ranking), _WIDENED.get(dtype, lambda bits: bits)
+    sign, infinity = np.uint32(1 << (8 * SCORE_DTYPES[dtype].size - 1)), np.uint32(SCORE_DTYPES[dtype].infinity)
 
     def in_place(source: Int, count: Int, target: Int) -> None:
         wide = u32s(target)
         for i in range(0, count, BLOCK):
             prefetch_block(source + 4 * i, 4)
             for j in range(i, smaller(i + BLOCK, count)):
-                wide[j] = _ranked(load_u32(source + 4 * j), FLOAT32, ranking)
+                wide[j] = _ranked(load_u32(source + 4 * j), sign, infinity, order)
 
     def from_narrow(source: Int, count: Int, target: Int) -> None:
         wide, whole = u32s(target), count // BLOCK * BLOCK
@@ -106,14 +112,13 @@ def converter(dtype: int, ranking: int) -> Kernel:
         for i in range(whole, count):
             wide[i] = load_u16(source + 2 * i)
         for i in range(count):
-            wide[i] = _widened(_ranked(wide[i], dtype, ranking), dtype)
+            wide[i] = widened(_ranked(wide[i], sign, infinity, order))
 
-    function = in_place if dtype == FLOAT32 else from_narrow
-    function.__name__ = f"convert_{DTYPES[dtype]}_{RANKINGS[ranking]}"
+    function = from_narrow if dtype in _WIDENED else in_place
+    function.__name__ = f"convert_{dtype}_{ranking}"
     return kernel(function)
 
 
 def converters() -> list[Kernel]:
     """All of them."""
-    pairs = product(range(len(DTYPES)), range(len(RANKINGS)))
-    return [converter(dtype, ranking) for dtype, ranking in pairs if dtype or ranking]
+    return [converter(*pair) for pair in product(SCORE_DTYPES, RANKINGS) if pair != ("float32", "largest")]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ksieve.core.arrays import as_numpy
 from ksieve.core.call import Call
+from ksieve.core.dtypes import held
 
 
 class Placed(NamedTuple):
@@ -50,7 +51,7 @@ def rows_in(call: Call, name: str, count: int) -> Placed:
     # The pitch of a single row may be no whole number of elements.
     near, group = info.strides[-2] * info.itemsize if count > 1 else 0, info.shape[1] if len(info.shape) == 3 else 0
     skip = info.strides[0] * info.itemsize - group * near if group else 0
-    dtype = np.dtype("uint16" if info.dtype == "bfloat16" else info.dtype)
+    dtype = held(info.dtype)
     return Placed(array, address, near, (count, info.shape[-1]), dtype, group, skip)
 
 

@@ -21,8 +21,6 @@ from ksieve.model.guess import BLOCK  # one bit each of a 64-bit mask
 
 extending, types = numba.extending, numba.types
 
-DTYPES = ("float32", "float16", "bfloat16")
-FLOAT32, FLOAT16, BFLOAT16 = range(3)
 
 HIST_BINS = 2048
 

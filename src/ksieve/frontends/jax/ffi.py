@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any, ClassVar, NamedTuple
 
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, BackendError
 
 MAJOR = 0
@@ -31,7 +32,7 @@ _INTERRUPTED = b"the call of ksieve was interrupted, or the interpreter is exiti
 
 DTYPES = {
     1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64",
-    10: "float16", 11: "float32", 12: "float64", 16: "bfloat16",
+    12: "float64", **{dtype.xla: name for name, dtype in SCORE_DTYPES.items()},
 }  # fmt: skip
 """Names of XLA's dtypes, by number, as far as an array of a selection, or a mistaken one, can have them."""
 

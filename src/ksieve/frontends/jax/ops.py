@@ -26,6 +26,7 @@ from ksieve import dispatch
 from ksieve.core import call as calls
 from ksieve.core import problem
 from ksieve.core.arrays import TAKES, check_jax_int64, is_array
+from ksieve.core.dtypes import held
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.core.groups import register_pytrees
 from ksieve.core.options import Options
@@ -280,7 +281,7 @@ def run_cuda(frame: Frame) -> None:
 
 def host_array(buffer: Buffer) -> np.ndarray[Any, Any]:
     """View a buffer of the host as an array; bfloat16 as bits."""
-    dtype = np.dtype("uint16" if buffer.dtype == "bfloat16" else buffer.dtype)
+    dtype = held(buffer.dtype)
     size = int(np.prod(buffer.shape, dtype=np.int64)) * dtype.itemsize
     if not size:
         return np.empty(buffer.shape, dtype)  # its address may be null

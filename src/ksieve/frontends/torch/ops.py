@@ -33,6 +33,7 @@ import torch
 from ksieve import dispatch
 from ksieve.core import arguments, problem
 from ksieve.core import call as calls
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, kind_of, refuse
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.selection import Selection
@@ -48,7 +49,7 @@ whose k may be a symbol."""
 _MATRICES = {option.name for option in TABLE if option.shape in ("table", "scores", "parts", "slots")}
 """Arrays of two dimensions; others have one."""
 
-SCORES = (torch.float32, torch.float16, torch.bfloat16)
+SCORES = tuple(getattr(torch, name) for name in SCORE_DTYPES)
 INDICES = {"int32": torch.int32, "int64": torch.int64}
 
 _ARRAYS = (*INPUTS, *OUTPUTS)
@@ -182,7 +183,7 @@ def check_fake(scores: torch.Tensor, lengths: torch.Tensor | None, k: int, dimen
     """Raise while tracing the errors of a run that dtypes and dimensions already determine."""
     if scores.dim() != dimensions or scores.dtype not in SCORES:
         got = f"{scores.dtype} of {scores.dim()} dimension(s)"
-        raise ArgumentError("scores", got, f"float32, float16 or bfloat16 of {dimensions} dimension(s)")
+        raise ArgumentError("scores", got, f"{', '.join(SCORE_DTYPES)} of {dimensions} dimension(s)")
     if lengths is not None and (lengths.dim() != 1 or lengths.dtype != torch.int32):
         got = f"{lengths.dtype} of {lengths.dim()} dimension(s)"
         raise ArgumentError("lengths", got, "an int32 vector, such as lengths.to(torch.int32)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.core.ranking import RANKINGS, Ranking
@@ -30,10 +31,6 @@ STEMS = {
     "length_bins": "length_bins",
 }
 """Source file of each kernel family, and of the kernel that bins rows by length."""
-
-DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
-"""Values of KSIEVE_DTYPE."""
-
 
 _BARE = {
     "KSIEVE_STAGES": 1, "KSIEVE_BATCHES": 1, "KSIEVE_STRIDE": 0,
@@ -111,7 +108,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None, lea
         "KSIEVE_SPILL_CAPACITY": plan.spill_capacity,
         "KSIEVE_MAX_RESIDENT": plan.resident_width,
         "KSIEVE_STATS": int(stats),
-        "KSIEVE_DTYPE": DTYPES[plan.problem.selection.dtype],
+        "KSIEVE_DTYPE": SCORE_DTYPES[plan.problem.selection.dtype].number,
         "KSIEVE_SHARED_BYTES": memory.shared_bytes(plan),
         **_option_defines(plan),
         **({"KSIEVE_OVERFLOW_VECTORS": plan.overflow_vectors} if plan.overflow_vectors else {}),
@@ -128,7 +125,8 @@ def bare_spec(
     stem: str, arch: str, dtype: str, ranking: Ranking, *, threads: int, ctas_per_sm: int, shared: int, **more: int
 ) -> KernelSpec:
     """Specialisation of a kernel without a plan; `more`: further defines, without their prefix."""
-    own = {"THREADS": threads, "CTAS_PER_SM": ctas_per_sm, "DTYPE": DTYPES[dtype], "SHARED_BYTES": shared, **more}
+    number = SCORE_DTYPES[dtype].number
+    own = {"THREADS": threads, "CTAS_PER_SM": ctas_per_sm, "DTYPE": number, "SHARED_BYTES": shared, **more}
     own |= {} if ranking == "largest" else {"RANKING": RANKINGS.index(ranking)}
     defines = _BARE | {f"KSIEVE_{name}": value for name, value in own.items()}
     return KernelSpec(stem, arch, tuple(defines.items()))
@@ -176,7 +174,7 @@ def _option_defines(plan: Plan) -> dict[str, int]:
         "KSIEVE_OVERLAP": int(overlaps(plan)),
         "KSIEVE_SORT_SLOTS": memory.sort_slots(plan),
         "KSIEVE_ROW_K": int(options.per_row_k and not options.rewritten and plan.family == "resident_block"),
-        "KSIEVE_SOURCE_DTYPE": DTYPES[plan.problem.dtype] if options.block_size > 1 else 0,
+        "KSIEVE_SOURCE_DTYPE": SCORE_DTYPES[plan.problem.dtype].number if options.block_size > 1 else 0,
     }
     return {name: value for name, value in found.items() if value}
 
