@@ -11,6 +11,7 @@ import torch
 
 from cuda_fakes import FakeArray
 from emulator import driver
+from ksieve.core.arrays import as_numpy
 
 DRIVER = driver.install(pytest.MonkeyPatch(), os.environ.get("KSIEVE_EMULATED_DEVICE", "h200"))
 
@@ -21,8 +22,9 @@ def on_device(value: Any) -> Any:
         return {name: on_device(each) for name, each in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
-    if value.dtype != torch.bfloat16:
-        return FakeArray(value.numpy())
-    array = FakeArray(value.view(torch.int16).numpy().view("V2"))
-    array.dtype = "bfloat16"  # which the array interface has no name for
+    host, name = as_numpy(value), str(value.dtype).removeprefix("torch.")
+    if host.dtype.name == name:
+        return FakeArray(host)
+    array = FakeArray(host.view(f"V{host.itemsize}"))
+    array.dtype = name  # which the array interface has no name for
     return array

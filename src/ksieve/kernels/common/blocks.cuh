@@ -20,7 +20,9 @@ constexpr u32 kUnused = kSmallest ? Source::kInfinity : Source::kMinusInfinity; 
 __device__ __forceinline__ float ranked(float score) {
   if constexpr (kSmallest) return -score;
   if constexpr (!kNanFirst) return score;
-  const u32 lower = Source::below(Source::bits_of(score));
+  const u32 bits = Source::kConverts ? Source::bits_of(score) : __float_as_uint(score) >> (32 - Source::kBits);
+  const u32 size = bits & (Source::kSign - 1);
+  const u32 lower = size == 0 ? Source::kSign | 1 : bits & Source::kSign ? bits + 1 : bits - 1;
   return Source::number(score != score ? Source::kInfinity : lower);
 }
 

@@ -7,20 +7,22 @@ enum class Pairs { kNone, kFloat16, kBfloat16 };    // what compares two scores 
 
 // What formats have in common. Bits of a score are a sign and a size; sizes of numbers ascend, those of NaN are larger.
 //   number      returns the number of some bits, whatever is above them
-//   bits_of     returns the bits of a number of this format
-//   bits_near   returns the bits of the nearest number, or of one beside it
+//   bits_of     returns the bits of a number of this format; with kConverts of any number the nearest one's
 //   bits_above  returns the bits of the least number that is at least a given one
 template <class ScoreType, class BitsType, u32 kGreatest, int kUnusedKeyBits> struct FormatOf {
   using Score = ScoreType; // in memory
   using Bits = BitsType;   // the same as an integer
   static constexpr int kBits = 8 * sizeof(Bits), kInWord = 4 / sizeof(Bits), kInVector = 16 / sizeof(Bits);
   static constexpr u32 kSign = 1u << (kBits - 1);
-  static constexpr u32 kInfinity = kGreatest, kMinusInfinity = kSign | kGreatest;
+  static constexpr u32 kInfinity = kGreatest, kMinusInfinity = kSign | kGreatest; // or the greatest, and least, number
+  static constexpr u32 kWorstKey = 0xff800000, kWorstBin = 0xfc00 >> 5; // ordered key and coarse bin of the latter
   static constexpr u32 kKeyStep = 1u << kUnusedKeyBits; // ordered keys of scores that differ are so far apart, or more
   static constexpr u32 kKeyRest = kKeyStep - 1; // low bits of a key: no cutoff lies between keys that differ in these
   static constexpr bool kFewValues = kKeyRest > 0; // many scores of a row are equal
   static constexpr Pairs kPairs = Pairs::kNone;
-  static constexpr bool kConverts = false; // an instruction makes the number, and takes more registers than a shift
+  // Whether numbers are made by a conversion, which takes registers; otherwise the bits are the upper ones of a
+  // float32.
+  static constexpr bool kConverts = false;
 
   // Returns a word of scores that have the given bits.
   __device__ static constexpr u32 word_of(u32 bits) { return bits * (~0u / (2 * kSign - 1)); }
@@ -41,10 +43,7 @@ template <class ScoreType, class BitsType, u32 kGreatest, int kUnusedKeyBits> st
     raw.word[i / kInWord] = replaced(raw.word[i / kInWord], i % kInWord, i % kInWord + 1, bits);
   }
 
-  // Return the bits of the next lower number, and of the next higher one.
-  __device__ __forceinline__ static u32 below(u32 bits) {
-    return (bits & (kSign - 1)) == 0 ? kSign | 1 : bits & kSign ? bits + 1 : bits - 1;
-  }
+  // Returns the bits of the next higher number.
   __device__ __forceinline__ static u32 above(u32 bits) {
     return (bits & (kSign - 1)) == 0 ? 1 : bits & kSign ? bits - 1 : bits + 1;
   }
@@ -55,7 +54,6 @@ template <Dtype> struct Format;
 template <> struct Format<Dtype::kFloat32> : FormatOf<float, u32, 0x7f800000, 0> {
   __device__ __forceinline__ static float number(u32 bits) { return __uint_as_float(bits); }
   __device__ __forceinline__ static u32 bits_of(float number) { return __float_as_uint(number); }
-  __device__ __forceinline__ static u32 bits_near(float number) { return bits_of(number); }
   __device__ __forceinline__ static u32 bits_above(float number) { return bits_of(number); }
 };
 
@@ -64,7 +62,6 @@ template <> struct Format<Dtype::kFloat16> : FormatOf<unsigned short, unsigned s
   static constexpr bool kConverts = true;
   __device__ __forceinline__ static float number(u32 bits) { return float_of_half(static_cast<Bits>(bits)); }
   __device__ __forceinline__ static u32 bits_of(float number) { return half_of(number); }
-  __device__ __forceinline__ static u32 bits_near(float number) { return half_of(number); }
   __device__ __forceinline__ static u32 bits_above(float number) {
     u32 bits = half_of(number);
     if (Format::number(bits) < number) bits += bits & kSign ? ~0u : 1u;
@@ -76,7 +73,6 @@ template <> struct Format<Dtype::kBfloat16> : FormatOf<unsigned short, unsigned 
   static constexpr Pairs kPairs = __CUDA_ARCH__ >= 900 ? Pairs::kBfloat16 : Pairs::kNone;
   __device__ __forceinline__ static float number(u32 bits) { return __uint_as_float(bits << 16); }
   __device__ __forceinline__ static u32 bits_of(float number) { return __float_as_uint(number) >> 16; }
-  __device__ __forceinline__ static u32 bits_near(float number) { return (__float_as_uint(number) + 0x8000u) >> 16; }
   __device__ __forceinline__ static u32 bits_above(float number) {
     const u32 bits = __float_as_uint(number);
     return (bits >> 16) + ((bits & 0x8000ffffu) - 1 < 0xffffu); // positive, and cut off

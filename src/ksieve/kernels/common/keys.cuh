@@ -41,8 +41,6 @@ __device__ __forceinline__ u32 coarse_keys(float a, float b) {
   return coarse_keys_of_halves(halves_of(b + 0.0f, a + 0.0f));
 }
 
-constexpr int kMinusInfinityBin = 0xfc00 >> 5;
-
 // Returns the largest ordered key whose score rounds into coarse bins 0..bin (core/keys.py, BIN_CUTOFF_KEY). A score at
 // the midpoint towards the next worse float16 rounds to even: into a positive bin, whose worst float16 is even, and out
 // of a negative one.
@@ -78,10 +76,10 @@ struct KeyRange {
 __device__ __forceinline__ KeyRange keys_of_scores(KeyRange keys) {
   if constexpr (Stored::kFewValues) {
     constexpr u32 kRest = Stored::kKeyRest;
-    const bool best_nan = keys.best > kMinusInfinityKey;
-    const bool worst_beyond = keys.worst > kMinusInfinityKey && keys.worst != kNanKey;
+    const bool best_nan = keys.best > Stored::kWorstKey;
+    const bool worst_beyond = keys.worst > Stored::kWorstKey && keys.worst != kNanKey;
     keys.best = best_nan ? kNanKey : keys.best >> 31 ? (keys.best + kRest) & ~kRest : keys.best | kRest;
-    if (worst_beyond) keys.worst = kMinusInfinityKey;
+    if (worst_beyond) keys.worst = Stored::kWorstKey;
     if (keys.worst != kNanKey) keys.worst = keys.worst >> 31 ? keys.worst & ~kRest : ((keys.worst + 1) & ~kRest) - 1;
   }
   return keys;

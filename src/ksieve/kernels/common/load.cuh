@@ -139,8 +139,15 @@ __device__ __forceinline__ Body body_of(const Score* scores, int begin, int end)
 }
 
 // The ordered keys of scores of few values in as many bits, without gaps; +0 and -0 have two.
-__device__ __forceinline__ u32 narrow_key(u32 bits) { return bits & Source::kSign ? bits : bits ^ (Source::kSign - 1); }
-__device__ __forceinline__ float score_of_narrow_key(u32 key) { return Source::number(narrow_key(key)); }
+__device__ __forceinline__ u32 narrow_key(float score) { // of the nearest one, or one beside it
+  const u32 bits = Source::kConverts ? Source::bits_of(score)
+                                     : (__float_as_uint(score) + Source::kKeyStep / 2) >> (32 - Source::kBits);
+  return bits & Source::kSign ? bits : bits ^ (Source::kSign - 1);
+}
+__device__ __forceinline__ float score_of_narrow_key(u32 key) {
+  const u32 bits = key & Source::kSign ? key : key ^ (Source::kSign - 1);
+  return Source::number(static_cast<Source::Bits>(bits));
+}
 
 // Writes 16 bytes of scores, whose ranked scores are minus infinity, to the ring behind a row.
 __device__ __forceinline__ void fill_behind(u32 ring) { fill_shared_words<Stored::word_of(kWorstBits)>(ring); }

@@ -26,7 +26,9 @@ __device__ __forceinline__ float float_of(Score score) { return Stored::number(b
 
 // Returns the bits of the next lower number; of NaN those of +inf, and of -inf those of a NaN.
 __device__ __forceinline__ u32 lowered(u32 bits) {
-  return (bits & (Stored::kSign - 1)) > Stored::kInfinity ? Stored::kInfinity : Stored::below(bits);
+  const u32 size = bits & (Stored::kSign - 1);
+  const u32 lower = size == 0 ? Stored::kSign | 1 : bits & Stored::kSign ? bits + 1 : bits - 1;
+  return size > Stored::kInfinity ? Stored::kInfinity : lower;
 }
 
 // Returns the bits of the ranked scores of the scores in a word.
@@ -59,7 +61,7 @@ __device__ __forceinline__ float widen(Score score) {
 __device__ __forceinline__ float score_of_ranked(float ranked) {
   if constexpr (kRanking == Ranking::kLargest) return ranked;
   if constexpr (kRanking == Ranking::kSmallest) return -ranked;
-  const u32 bits = Stored::bits_of(ranked);
-  const bool nan = (bits & (Stored::kSign - 1)) > Stored::kInfinity;
-  return Stored::number(nan ? Stored::kMinusInfinity : Stored::above(bits));
+  const u32 bits = Stored::kConverts ? Stored::bits_of(ranked) : __float_as_uint(ranked) >> (32 - Stored::kBits);
+  constexpr u32 kSize = Stored::kSign - 1;
+  return float_of(score_of_bits((bits & kSize) > Stored::kInfinity ? Stored::kMinusInfinity : Stored::above(bits)));
 }

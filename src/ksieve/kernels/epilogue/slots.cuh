@@ -20,8 +20,9 @@ template <class AnyRow> __device__ __forceinline__ u32 bits_of_position(const An
   if constexpr (kBlockRows) return index < 0 ? kUnusedBits : best_of_block(row, index).score;
   return index < 0 ? kUnusedBits : bits_of(row.scores[index]);
 }
+using Value = Source::Bits;
 __device__ __forceinline__ void write_bits(void* values, i64 at, u32 bits) {
-  static_cast<source::Bits*>(values)[at] = static_cast<source::Bits>(bits);
+  static_cast<Value*>(values)[at] = static_cast<Value>(bits);
 }
 
 __device__ __forceinline__ void write_index(void* base, i64 at, bool wide, i64 index) {

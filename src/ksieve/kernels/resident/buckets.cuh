@@ -168,7 +168,7 @@ struct BracketBuckets {
     const float at = __fdividef(fraction - linear.offset, linear.scale);
     const u32 distance = static_cast<u32>(fmaxf(at, 0.0f));
     const float middle = buckets.uses_key_distance ? score_of_key(buckets.worst - distance) : at;
-    const u32 key = narrow_key(Source::bits_near(middle));
+    const u32 key = narrow_key(middle);
     const bool ranked = kRanking != Ranking::kNanFirst || buckets.uses_key_distance; // else `middle` is a score
     auto in = [&](u32 other) {
       const float score = score_of_narrow_key(other);

@@ -40,7 +40,7 @@ struct RankedSample {
 // Ranks the samples of a warp. Call by whole warps.
 __device__ __forceinline__ RankedSample rank_sample(float sample, bool there) {
   constexpr u32 kAbsent = 0xffffffffu; // no shifted key
-  const float lowest = __uint_as_float(kMinusInfinityKey);
+  const float lowest = score_of_key(Stored::kWorstKey);
   const bool valid = there && sample > lowest;
   const u32 key = valid ? shifted_key(sample) : kAbsent;
   const u32 coarse = key >> 17;
@@ -81,7 +81,7 @@ __device__ __forceinline__ WarpBracket bracket_of_samples(const RankedSample& mi
   if (unlikely(numbers <= last % 32)) { // the k-th score may be minus infinity or NaN
     const u32 lowest = __popc(__ballot_sync(kFullWarp, mine.lowest));
     const u32 all = __popc(__ballot_sync(kFullWarp, mine.there));
-    if (all >= numbers + kPlateau) plateau = numbers + lowest <= last % 32 ? kNanKey : kMinusInfinityKey;
+    if (all >= numbers + kPlateau) plateau = numbers + lowest <= last % 32 ? kNanKey : Stored::kWorstKey;
   }
   if (unlikely(numbers != 0 && (first >= 32 || last >= 32))) { // in short rows a warp may have no sample
     // Extends the bracket by multiples of its length, but not past zero, where scores span many octaves.

@@ -78,10 +78,14 @@ template <bool kCounted> __device__ __forceinline__ void clear_behind(int vector
   const int left = valid - reread_tid() * kVector - vector * kStep;
   constexpr u32 worst = Stored::word_of(kCounted ? kWorstNumberBits : kWorstBits);
 #pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    if (w * kInWord >= left) raw.word[w] = worst;
-    for (int i = 1; i < kInWord; ++i)
-      if (w * kInWord + i == left) raw.word[w] = Stored::replaced(raw.word[w], i, kInWord, worst);
+  for (int i = 0; i < kVector; i += kInWord) {
+    if (i >= left) raw.word[i / kInWord] = worst;
+    if (kInWord > 1 && i + 1 == left)
+      raw.word[i / kInWord] = Stored::replaced(raw.word[i / kInWord], 1, kInWord, worst);
+    if (kInWord > 2 && i + 2 == left)
+      raw.word[i / kInWord] = Stored::replaced(raw.word[i / kInWord], 2, kInWord, worst);
+    if (kInWord > 2 && i + 3 == left)
+      raw.word[i / kInWord] = Stored::replaced(raw.word[i / kInWord], 3, kInWord, worst);
   }
 }
 
@@ -91,10 +95,11 @@ template <bool kCounted> __device__ __forceinline__ void clear_front(int slot, R
   if (!unlikely(front > 0)) return;
   constexpr u32 worst = Stored::word_of(kCounted ? kWorstNumberBits : kWorstBits);
 #pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    if ((w + 1) * kInWord <= front) raw.word[w] = worst;
-    for (int i = 1; i < kInWord; ++i)
-      if (w * kInWord + i == front) raw.word[w] = Stored::replaced(raw.word[w], 0, i, worst);
+  for (int i = 0; i < kVector; i += kInWord) {
+    if (i + kInWord <= front) raw.word[i / kInWord] = worst;
+#pragma unroll
+    for (int some = 1; some < kInWord; ++some)
+      if (i + some == front) raw.word[i / kInWord] = Stored::replaced(raw.word[i / kInWord], 0, some, worst);
   }
 }
 

@@ -58,7 +58,10 @@ __device__ __forceinline__ u32 append(const List& list, const Raw (&raw)[kVector
 #pragma unroll
   for (int u = 0; u < kVectors; ++u)
     s.ring[u][threadIdx.x] = raw[u];
-  const auto score_at = [&](int b) { return loaded(s.ring[b / kVector][threadIdx.x], b % kVector); };
+  const auto score_at = [&](int b) {
+    const u32 word = s.ring[b / kVector][threadIdx.x].word[b % kVector / kInWord];
+    return score_of_bits(word >> b % kInWord * Stored::kBits);
+  };
   const auto place_of = [&](int b) { return index_of_bit(b, position); };
   if (static_cast<u32>(cutoff) + 1 > 1) { // of scores that equal the cutoff's, positions decide
     for (u32 rest = pending; rest; rest &= rest - 1) {

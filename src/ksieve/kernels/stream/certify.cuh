@@ -71,7 +71,7 @@ __device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_tie
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return; // thread 0 has just written the cutoff
   u32 cutoff = s.cutoff[0];
-  Mode mode = s.expect_plateau ? Mode::kSeparateTies : cutoff < kMinusInfinityKey ? Mode::kInclusive : Mode::kClassify;
+  Mode mode = s.expect_plateau ? Mode::kSeparateTies : cutoff < Stored::kWorstKey ? Mode::kInclusive : Mode::kClassify;
   set_rule(t, mode, 0, {0, cutoff}, proposal_digit());
   s.rule.num_ties = num_ties;
 }

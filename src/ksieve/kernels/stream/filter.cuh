@@ -302,7 +302,7 @@ struct CoarseCount {
     u32 behind = __reduce_add_sync(kFullWarp, fills);
     if ((threadIdx.x & 31) != 0) return;
     if (total) atomicAdd(&s.histogram[hot], total);
-    if (behind) atomicSub(&s.histogram[kMinusInfinityBin], behind);
+    if (behind) atomicSub(&s.histogram[Stored::kWorstBin], behind);
   }
 
   __device__ __forceinline__ static u32 most_common(u32 bin) {

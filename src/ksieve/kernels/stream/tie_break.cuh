@@ -99,7 +99,7 @@ __device__ __forceinline__ void collect_by_position(const Row& row, int slots) {
 
 // tie_bits returns one bit for each score of kTieVectors vectors of a thread: whether it has the key. The vectors begin
 // at `first` and are kWarpStep apart.
-constexpr int kTieVectors = 4;
+constexpr int kTieVectors = kVector > 8 ? 2 : 4;
 constexpr int kWarpStep = 32 * kVector;
 static_assert(kTieVectors * kVector <= 32, "a thread's matches are the bits of one word");
 static_assert(kTieVectors <= 4, "their counts are 16 bits each of one word");
