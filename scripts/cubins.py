@@ -161,7 +161,7 @@ def held_ptx(program: Any) -> str:
 def measured(spec: KernelSpec, plan: Plan) -> Record:
     """Compile a kernel: its hashes, its resources, the compiler's version, and what keeps it from running as planned.
 
-    ``shared`` is the dynamic and static shared memory of a block in bytes, ``bytes`` the size of the machine code.
+    ``shared`` is the dynamic and static shared memory of a CTA in bytes, ``bytes`` the size of the machine code.
     """
     program, cubin = compiler._compiled(spec, compiler.shipped_sources())
     ptx = held_ptx(program)

@@ -135,7 +135,7 @@ def crowded(variant: Variant, planned: int, rows: int, width: int, k: int, *, ct
 
 
 def banded(rows: int, width: int, k: int, *, ctas: int | None = None, **asked: Any) -> Plan:
-    """The launches that many rows are dealt to, for fewer `rows`, with `ctas` blocks each."""
+    """The launches that many rows are dealt to, for fewer `rows`, with `ctas` CTAs each."""
     plan = plan_of(rows=BINNED_ROWS, width=width, k=k, device="cuda", **asked)
     fewer = {"ctas": ctas} if ctas else {}
     bands = tuple(replace(band, **fewer) for band in plan.bins)

@@ -414,9 +414,9 @@ def test_shortcomings_are_found():
     assert build.shortcomings(plan, found, fine) == []
     for bad, words in (
         ({"spill_loads": 4}, "spills 0 bytes to and 4"),
-        ({"registers": 65}, f"65 registers leave no room for {plan.ctas_per_sm} blocks of {plan.threads}"),
-        ({"static_shared": 1 << 20}, "of a block"),
-        ({"static_shared": 120_000}, f"{plan.ctas_per_sm} blocks need"),
+        ({"registers": 65}, f"65 registers leave no room for {plan.ctas_per_sm} CTAs of {plan.threads}"),
+        ({"static_shared": 1 << 20}, "of a CTA"),
+        ({"static_shared": 120_000}, f"{plan.ctas_per_sm} CTAs need"),
     ):
         used = compiler.Resources(**{**{f: getattr(fine, f) for f in fine.__slots__}, **bad})
         assert words in " ".join(build.shortcomings(plan, found, used))

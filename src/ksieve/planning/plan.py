@@ -167,14 +167,14 @@ def facts_of(plan: Plan) -> tuple[str, dict[str, str]]:
     pitch = "" if p.pitch == p.width else f" (pitch {p.pitch:,})"
     title = f"{plan.family} for {p.rows:,} x {p.width:,} {p.dtype}{pitch}, k={p.k:,}, on {plan.device.name}"
     shared = "a warp per row" if plan.family == "register_warp" else f"{plan.splits} per row"
-    blocks = f"{plan.ctas:,} blocks x " if plan.ctas else ""
+    ctas = f"{plan.ctas:,} CTAs x " if plan.ctas else ""
     return title, {
         **({} if cost is None else {"cost": cost.text(p)}),
         "policy": plan.policy.name if plan.policy else "direct",
         **({} if p.options.plain else {"options": str(p.options)}),
         "capacity": f"{plan.capacity:,} candidates per worker",
-        "geometry": f"{blocks}{plan.threads:,} threads, {shared}",
-        **{f"up to {b.resident_width:,}": f"{b.family}, {b.ctas:,} blocks x {b.threads:,} threads" for b in plan.bins},
+        "geometry": f"{ctas}{plan.threads:,} threads, {shared}",
+        **{f"up to {b.resident_width:,}": f"{b.family}, {b.ctas:,} CTAs x {b.threads:,} threads" for b in plan.bins},
         "workspace": bytes_text(plan.workspace_bytes),
         "reason": plan.reason,
     }

@@ -21,7 +21,7 @@ from ksieve.backends.cuda.jit.compile import Cubin, Sources
 from ksieve.backends.cuda.jit.spec import KernelSpec
 from ksieve.core.errors import BackendError
 
-SPEC = KernelSpec("stream/block", "sm_80", (("KSIEVE_THREADS", 128), ("KSIEVE_K", 3)))
+SPEC = KernelSpec("stream/cta", "sm_80", (("KSIEVE_THREADS", 128), ("KSIEVE_K", 3)))
 OTHER = replace(SPEC, defines=(("KSIEVE_THREADS", 256), ("KSIEVE_K", 3)))
 HOPPER = replace(SPEC, arch="sm_90a")
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners and modes here")
@@ -104,7 +104,7 @@ def test_a_kernel_that_it_has_not_is_looked_for_elsewhere_and_said_once(named, m
     for _ in range(2):
         assert bundle.obtain(OTHER) == (cubin_of(OTHER), True)
     (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "has no kernel stream/block.cu for sm_80 (threads=256" in said
+    assert "has no kernel stream/cta.cu for sm_80 (threads=256" in said
 
 
 def test_a_kernel_that_is_nowhere_names_the_bundle_and_the_command(named):

@@ -114,7 +114,7 @@ def test_persistent_call(stub):
     shared, ranks = memory.shared_bytes(plan), f"{plan.policy.primary_rank(512)},{plan.policy.rescue_rank(512) or 0}"
     assert lines[:4] == [
         "load ELF in 0x7000",
-        "function ksieve_stream_block",
+        "function ksieve_stream_cta",
         f"attribute 8={shared}",
         "loaded 0x9000",
     ]

@@ -107,7 +107,7 @@ def test_64_bit_pitch_and_addresses_survive_packing(driver):
         (700, "stream", r"launch of stream.*CUDA_ERROR_FAKE \(700\)"),
         (720, "resident_grid", r"launch of resident_grid.*pass a plan with family='resident_cluster'"),
     ],
-    ids=["any error", "too few multiprocessors for blocks that wait for each other"],
+    ids=["any error", "too few multiprocessors for CTAs that wait for each other"],
 )
 def test_a_launch_error_names_the_family_and_the_code(driver, select, code, family, message):
     driver.fail_next = code
@@ -175,7 +175,7 @@ def banded_plan():
 def test_rows_dealt_by_length_take_several_launches(driver, select):
     _, rest = select(banded_plan(), LENGTHS, num_rows=FakeArray(np.array(6, np.int32)))
     entries = [driver.loads[made["function"] - 1][1] for made in driver.launches]
-    assert entries == ["ksieve_length_bins", "ksieve_resident_block", "ksieve_stream_block"]
+    assert entries == ["ksieve_length_bins", "ksieve_resident_cta", "ksieve_stream_cta"]
     assert [made["grid"] for made in driver.launches] == [2, 3, 5]
     same = ("scores", "lengths", "num_rows", "indices", "workspace", "pitch", "out_pitch", "lists", "rows", "width",
             "k")  # fmt: skip

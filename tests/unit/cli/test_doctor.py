@@ -209,7 +209,7 @@ def test_the_page_names_the_bundle(monkeypatch):
 def test_the_bundle_of_the_environment_is_read(monkeypatch, tmp_path):
     monkeypatch.delenv("KSIEVE_BUNDLE", raising=False)
     assert doctor.bundle() is None
-    path, spec = tmp_path / "kernels.zip", KernelSpec("stream/block", "sm_80", (("KSIEVE_THREADS", 128),))
+    path, spec = tmp_path / "kernels.zip", KernelSpec("stream/cta", "sm_80", (("KSIEVE_THREADS", 128),))
     write_bundle(path, {spec: Cubin(b"code", "")}, shipped_sources(), "nvrtc 13.0")
     monkeypatch.setenv("KSIEVE_BUNDLE", str(path))
     assert doctor.bundle() == Made(str(path), "1 compiled (1 for sm_80) with nvrtc 13.0")

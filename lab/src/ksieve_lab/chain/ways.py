@@ -16,7 +16,7 @@ from ksieve.running import Candidates, Running
 from ksieve_lab.chain.producers import Factors, Produce, rows_of
 
 ROWS = 2112
-"""Most rows of a block: four thread blocks for each of an H100's 132 multiprocessors, four times."""
+"""Most rows of a block: four CTAs for each of an H100's 132 multiprocessors, four times."""
 
 TILE = 16_384
 """Columns of a tile."""

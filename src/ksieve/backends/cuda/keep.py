@@ -33,7 +33,7 @@ FEWEST = 2048
 THREADS = 256
 
 CTAS_PER_SM = 4
-"""Thread blocks of a multiprocessor for which registers suffice, 64 for a thread. Each takes 25.7 KB of shared memory:
+"""CTAs of a multiprocessor for which registers suffice, 64 for a thread. Each takes 25.7 KB of shared memory:
 GPUs with 100 KB of it hold three."""
 
 

@@ -1,6 +1,6 @@
 """The kernels of `ksieve.distributed`: what a rank does on its GPU between two collectives.
 
-Each is one launch with a thread block for each row. Nothing is allocated here and nothing is read back. So a CUDA graph
+Each is one launch with a CTA for each row. Nothing is allocated here and nothing is read back. So a CUDA graph
 can capture a call once it has run outside of the capture.
 """
 
@@ -47,7 +47,7 @@ def sort_size(slots: int) -> int:
 
 
 def threads_of(slots: int, few: bool) -> int:
-    """Threads of a row: 8 elements each, or 4 where `few` rows leave multiprocessors to a single thread block."""
+    """Threads of a row: 8 elements each, or 4 where `few` rows leave multiprocessors to a single CTA."""
     return max(_FEWEST, sort_size(slots) // (4 if few else 8))
 
 

@@ -7,7 +7,7 @@
 //   or        resident/grid.cu: two GridMailboxes for each row that is worked on at a time (resident/grid_mailbox.cuh)
 //   or        other kernels: a spill slice and kSortSlots elements for each CTA. With length bins the launches share
 //             these; length_bin_counts and the lists of rows (length_bins.cuh) begin at Params::lists
-//             With blocks, a slice for the entries of a row begins there for each CTA (stream/block.cu)
+//             With blocks, a slice for the entries of a row begins there for each CTA (stream/cta.cu)
 #pragma once
 #include "common/storage.cuh"
 

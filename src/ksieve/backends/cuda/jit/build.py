@@ -133,17 +133,17 @@ def shortcomings(plan: Plan, spec: KernelSpec, used: Resources) -> list[str]:
     The number of resident CTAs is the kernel's launch bound: with statistics, which take registers, one.
     """
     device, found = plan.device, []
-    blocks = dict(spec.defines)["KSIEVE_CTAS_PER_SM"]
+    ctas = dict(spec.defines)["KSIEVE_CTAS_PER_SM"]
     if used.spill_stores or used.spill_loads:
         found.append(f"spills {used.spill_stores} bytes to and {used.spill_loads} from local memory")
     # Registers are allocated to warps in units of eight per thread.
-    registers = -(-used.registers // 8) * 8 * plan.threads * blocks
+    registers = -(-used.registers // 8) * 8 * plan.threads * ctas
     if registers > memory.REGISTERS_PER_SM:
-        found.append(f"{used.registers} registers leave no room for {blocks} blocks of {plan.threads}")
-    block = spec.shared_bytes + used.static_shared
-    if block > device.shared_per_block:
-        found.append(f"{block} bytes of shared memory exceed the {device.shared_per_block} of a block")
-    resident = (block + memory.RESERVED_SHARED) * blocks
+        found.append(f"{used.registers} registers leave no room for {ctas} CTAs of {plan.threads}")
+    shared = spec.shared_bytes + used.static_shared
+    if shared > device.shared_per_block:
+        found.append(f"{shared} bytes of shared memory exceed the {device.shared_per_block} of a CTA")
+    resident = (shared + memory.RESERVED_SHARED) * ctas
     if resident > device.shared_per_sm:
-        found.append(f"{blocks} blocks need {resident} of {device.shared_per_sm} bytes of shared memory")
+        found.append(f"{ctas} CTAs need {resident} of {device.shared_per_sm} bytes of shared memory")
     return found

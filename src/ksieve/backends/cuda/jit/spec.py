@@ -20,12 +20,12 @@ ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 """Architectures that every kernel is compiled for in the tests; any newer one is compiled natively too."""
 
 STEMS = {
-    "stream": "stream/block",
-    "stream_unsampled": "stream/block",
+    "stream": "stream/cta",
+    "stream_unsampled": "stream/cta",
     "stream_split": "stream/split",
     "register_warp": "register/warp",
-    "register_block": "register/block",
-    "resident_block": "resident/block",
+    "register_block": "register/cta",
+    "resident_block": "resident/cta",
     "resident_cluster": "resident/cluster",
     "resident_grid": "resident/grid",
     "length_bins": "length_bins",
@@ -60,7 +60,7 @@ class KernelSpec:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads of a CTA."""
         return dict(self.defines)["KSIEVE_THREADS"]
 
     @property
@@ -185,7 +185,7 @@ def overlaps(plan: Plan) -> bool:
 
 
 def cooperative(plan: Plan) -> bool:
-    """Whether the thread blocks of a plan's kernel wait for each other, so that all of them have to be resident."""
+    """Whether the CTAs of a plan's kernel wait for each other, so that all of them have to be resident."""
     return plan.family == "resident_grid"
 
 

@@ -69,7 +69,7 @@ _UNKNOWN_STREAM = -1
 
 _TOO_FEW_RESIDENT = 720
 _REMEDIES = {
-    _TOO_FEW_RESIDENT: "; its thread blocks wait for each other, and this process may use fewer multiprocessors than "
+    _TOO_FEW_RESIDENT: "; its CTAs wait for each other, and this process may use fewer multiprocessors than "
     "the device has (MPS, a green context): pass a plan with family='resident_cluster' or 'stream_split'",
 }
 """Remedies of driver errors, by code (CUresult)."""
@@ -112,7 +112,7 @@ class Kernel:
     """A loaded kernel, and the memory that describes its launches; safe to call from any thread.
 
     `index`: ordinal of the device. `params_bytes`: size of the kernel's only argument, a struct, which lies first in
-    the memory; the number of blocks follows it. `stream`: not being captured, if the kernel is not loaded yet.
+    the memory; the number of CTAs follows it. `stream`: not being captured, if the kernel is not loaded yet.
     `attributes`: of the launch: kind, and three numbers.
     """
 
@@ -157,14 +157,14 @@ class Kernel:
         self._current = ctypes.c_void_p()
         self._current_ref = ctypes.byref(self._current)
 
-    def run(self, layout: struct.Struct, params: tuple[int, ...], blocks: int, stream: int) -> None:
+    def run(self, layout: struct.Struct, params: tuple[int, ...], ctas: int, stream: int) -> None:
         """Enqueue the kernel with its argument's fields.
 
         Raises `BackendError` if the driver refuses the launch, or reports an error of earlier work.
         """
         with self._lock:
             layout.pack_into(self._memory, 0, *params)
-            struct.pack_into("=I", self._memory, layout.size, blocks)
+            struct.pack_into("=I", self._memory, layout.size, ctas)
             code = self._send(stream)
         if code:
             raise self._error(code)
@@ -262,10 +262,10 @@ class Launcher(Kernel):
         """Store the arguments of a launch in the memory, under the lock."""
         scores, lengths, num_rows, indices, stats, workspace, pitch, out_pitch, rows, width, options, k = asked
         primary, rescue = self._ranks
-        slots, blocks = self._k if k is None else k, min(rows * self._splits, self._most)
+        slots, ctas = self._k if k is None else k, min(rows * self._splits, self._most)
         self._patch.pack_into(
             self._memory, 0, scores, lengths, num_rows, pitch, rows, width, slots, self._splits,
-            indices, out_pitch, stats, workspace, self._lists, primary, rescue, *options, blocks,
+            indices, out_pitch, stats, workspace, self._lists, primary, rescue, *options, ctas,
         )  # fmt: skip
 
     def _packed(self, asked: Arguments) -> Iterator[Launcher]:

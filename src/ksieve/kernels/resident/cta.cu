@@ -16,7 +16,7 @@ static_assert(!kBlockRows || (kFits && kMaxResident == kTile && kOverflowVectors
               "the ring holds a row of blocks");
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
-    ksieve_resident_block(const __grid_constant__ Params p) {
+    ksieve_resident_cta(const __grid_constant__ Params p) {
   wait_for_inputs();
   if (kBinned && blockIdx.x >= rows_of(p)) {
     if (kPassesOn && threadIdx.x == 0) leave_queue(p);

@@ -2,7 +2,7 @@
 #include "register/select.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
-    ksieve_register_block(const __grid_constant__ Params p) {
+    ksieve_register_cta(const __grid_constant__ Params p) {
   wait_for_inputs();
   select_in_registers(p);
 }

@@ -23,7 +23,7 @@ __device__ __forceinline__ void stagger_start(const Params& p, int rows) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
-    ksieve_stream_block(const __grid_constant__ Params p) {
+    ksieve_stream_cta(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
   wait_for_inputs();
   const int rows = rows_of(p);
