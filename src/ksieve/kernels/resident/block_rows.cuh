@@ -29,7 +29,7 @@ template <class AnyRow> __device__ __forceinline__ void pool_to_ring(const AnyRo
 // members.
 template <class AnyRow> __device__ __forceinline__ void select_block_rows(const Params& p) {
   SharedStorage& s = shared_storage();
-  stagger_start<source::Bits>(p, p.width, 16, 20'000);
+  if (rows_of(p) > grid_size()) stagger_start<source::Bits>(turn_of_cta(), [&] { return p.width; }, 16, 20'000);
 #pragma unroll 1
   for (int id = blockIdx.x; id < p.rows; id += grid_size()) {
     const AnyRow row = load_row(p, id);

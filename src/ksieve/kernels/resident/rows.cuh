@@ -78,7 +78,8 @@ __device__ __forceinline__ void start_rows(const Params& p) {
     s.has_fallback = 0;
   }
   // Rows of up to 8,192 scores gain nothing.
-  if (kMaxResident > 8192) stagger_start<Score>(p, kMaxResident, 40, 1 << 30);
+  if (kMaxResident > 8192 && rows_of(p) > grid_size())
+    stagger_start<Score>(turn_of_cta(), [] { return kMaxResident; }, 40, 1 << 30);
   // Samples are loaded in front of the first row's copies: 512 rows of 16,384 scores take 15.4 us instead of 16.0, with
   // 512 threads. Not where four CTAs of 256 threads share a multiprocessor: 512 rows of 8,192 scores take 11.5 us
   // instead of 10.8.

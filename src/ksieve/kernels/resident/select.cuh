@@ -10,17 +10,9 @@
 #include "resident/answer.cuh"
 #include "resident/overfull.cuh"
 
-// Delays the CTAs of a multiprocessor one after another where there are rows for several rounds: otherwise all of them
-// copy, then all of them count, and memory is idle meanwhile. Each is late by `clocks` for each KiB of a row of `width`
-// scores, of which one multiprocessor's share of memory takes 58, and at most by `most`.
-template <class AnyScore>
-__device__ __forceinline__ void stagger_start(const Params& p, const int& width, i64 clocks, i64 most) {
-  if (rows_of(p) <= grid_size()) return;
-  const int before = static_cast<int>(blockIdx.x) * KSIEVE_CTAS_PER_SM / grid_size();
-  const i64 late = before * min(width * static_cast<i64>(sizeof(AnyScore)) / 1024 * clocks, most);
-  const i64 begin = clock64();
-  while (before && clock64() - begin < late)
-    __nanosleep(100);
+// Returns which of its multiprocessor's CTAs this one is.
+__device__ __forceinline__ int turn_of_cta() {
+  return static_cast<int>(blockIdx.x) * KSIEVE_CTAS_PER_SM / grid_size();
 }
 
 // Equal samples of a warp that make a plateau: kPlateau if the warp's bracket is their value alone, kCrowd if they end

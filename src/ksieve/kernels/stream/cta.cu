@@ -9,19 +9,6 @@
 #include "common/workspace.cuh"
 #include "stream/select.cuh"
 
-// Delays half of the CTAs of each multiprocessor by half a scan when there are rows for several rounds. Otherwise all
-// of them propose, scan and refine in step, and memory is idle while no thread scans.
-__device__ __forceinline__ void stagger_start(const Params& p, int rows) {
-  constexpr i64 kClocks = 40; // per KiB of a row: one multiprocessor's share of memory takes 60
-  constexpr i64 kMost = 50'000;
-  if (!kSampled || rows <= static_cast<int>(gridDim.x) || blockIdx.x < gridDim.x / 2) return;
-  i64 begin = clock64();
-  const i64 width = kSegments ? p.pitch / rows : p.width;
-  i64 late = min(width * static_cast<i64>(sizeof(Score)) / 1024 * kClocks, kMost);
-  while (clock64() - begin < late)
-    __nanosleep(100);
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_stream_cta(const __grid_constant__ Params p) {
   SharedStorage& s = shared_storage();
@@ -35,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     if (kLines && !kBinned) prefetch_view(p, blockIdx.x, p.width, LoadedView::kAll * kPool);
     clear_storage();
   }
-  stagger_start(p, rows);
+  if (kSampled && static_cast<int>(gridDim.x) < rows && blockIdx.x >= gridDim.x / 2) // by half a scan
+    stagger_start<Score>(1, [&] { return kSegments ? p.pitch / rows : p.width; }, 40, 50'000);
   wait_all_copies();
   __syncthreads(); // the first row's length has arrived, and counters are zero, for every thread
   if (kSampled && !kKnown && blockIdx.x < rows) view.load(fetched_row(p, blockIdx.x), 0);
