@@ -35,9 +35,9 @@ __device__ __forceinline__ int rows_of(const Params& p) {
   return kBinned ? min(length_bin_counts(p)[kLengthBin], p.rows) : p.rows;
 }
 
-// Delays a CTA that is the `turn`-th of its multiprocessor, where each has several rows. Otherwise all of them load, then
-// all of them work on chip, and memory is idle meanwhile. A turn takes `clocks` for each KiB of a row of width() scores,
-// of which one multiprocessor's share of memory takes 58, and at most `most`.
+// Delays a CTA that is the `turn`-th of its multiprocessor, where each has several rows. Otherwise all of them load,
+// then all of them work on chip, and memory is idle meanwhile. A turn takes `clocks` for each KiB of a row of width()
+// scores, of which one multiprocessor's share of memory takes 58, and at most `most`.
 template <class AnyScore, class Width>
 __device__ __forceinline__ void stagger_start(int turn, Width width, i64 clocks, i64 most) {
   const i64 begin = clock64();

@@ -14,7 +14,8 @@ template <class First, class Second> struct Choose<false, First, Second> {
   using Type = Second;
 };
 
-#include "common/codegen.cuh"
+#include "common/ptx.cuh"
+
 #include "common/leading.cuh"
 #include "common/options.cuh"
 
@@ -102,3 +103,5 @@ enum StatsColumn {
 // kRecovered, kRecoveredAfterBand: the exact route, after a proposal admitted fewer than k scores; kDirect: the exact
 // route from the start, without a proposal.
 enum Route { kShort = 0, kCertified = 1, kRescued = 2, kRecovered = 3, kRecoveredAfterBand = 4, kDirect = 5 };
+
+#include "common/codegen.cuh"

@@ -92,17 +92,6 @@ __device__ __forceinline__ unsigned lanes_up_to(unsigned mine) {
                  : "r"(offset));
   return mine;
 }
-// Defines a function that reads a special register where it is called: kept in a register for long, it would be
-// spilled.
-#define KSIEVE_REREAD(name, source)                                                                                    \
-  __device__ __forceinline__ int name() {                                                                              \
-    int value;                                                                                                         \
-    asm volatile("mov.u32 %0, %%" source ";" : "=r"(value));                                                           \
-    return value;                                                                                                      \
-  }
-KSIEVE_REREAD(read_tid, "tid.x")
-KSIEVE_REREAD(grid_size, "nctaid.x")
-KSIEVE_REREAD(cluster_number, "clusterid.x")
 
 // ---- Global memory ------------------------------------------------------------------------------------------------
 

@@ -191,25 +191,6 @@ __device__ __forceinline__ int moved_on(int offset, int batches) {
   return kSmall ? (offset + batches * kLine) & (kStep - 1) : offset;
 }
 
-// An epilogue, or slots written by the selection, that leave no registers to the selection before.
-constexpr bool kHungry = kWritesSlots ? kOverflowVectors > 0 : kEpilogue && (kSorts || !kExpand || kPositions);
-// kSpareRegisters: registers of a thread besides the bucket numbers of a resident row, where one CTA has the row. Code
-// that needs more would be spilled, and is left out.
-constexpr int kRegisters = 65536 / (kThreads * KSIEVE_CTAS_PER_SM) / 8 * 8;
-constexpr bool kRowInOneCta = kMaxResident > 0 && kMaxResident == (kStages + kOverflowVectors) * kStep &&
-                              !kInRegisters && !kHungry && !kBlockRows;
-constexpr int kSpareRegisters = kRowInOneCta ? kRegisters - kMaxResident / kThreads / 2 : 0;
-constexpr bool kRoomy = kSpareRegisters >= 24;
-constexpr bool kBracketKnownEarly =
-    kSpareRegisters >= 30; // the row's bracket is read in front of the barrier before the counts
-
-// Returns threadIdx.x; where registers are short it is read again, so that addresses computed from it are not kept from
-// row to row, and spilled. Reading it takes as long as a load from shared memory, so it is kept where registers are
-// left.
-__device__ __forceinline__ int reread_tid() {
-  return kSpareRegisters >= (kOverflowVectors ? 56 : 40) ? static_cast<int>(threadIdx.x) : read_tid();
-}
-
 // Returns the offset of this thread's first score from the beginning of the body.
 __device__ __forceinline__ int own_offset() { return static_cast<int>(threadIdx.x) * kVector; }
 

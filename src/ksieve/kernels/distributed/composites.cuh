@@ -6,12 +6,6 @@
 #include "common/ranking.cuh"
 #include "distributed/order.cuh"
 
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200) // inlined there, `select` would spill
-#define KSIEVE_RANKS_INLINE __device__ __noinline__
-#else
-#define KSIEVE_RANKS_INLINE __device__ __forceinline__
-#endif
-
 constexpr i64 kNothing = 0x7fffffffffffffffll; // the composite of a slot without a score
 
 // Arguments of the three kernels; the host packs them (backends/cuda/ranks.py). Arrays are contiguous.
@@ -50,7 +44,7 @@ constexpr int kOfShard = 2;   // results are positions in the shard
 constexpr int kGathered = 4;  // all composites of all processes are gathered, and no samples
 
 // Whether a process takes the call for another one than this process does: every warp finds out. Call by all threads.
-KSIEVE_RANKS_INLINE bool ranks_differ(const Shard& p) {
+KSIEVE_RANKS bool ranks_differ(const Shard& p) {
   bool differ = false;
   for (int process = threadIdx.x % 32; process < p.world; process += 32)
     differ |= p.gathered[(process + 1) * p.words - 1] != p.tag;
@@ -93,7 +87,7 @@ __device__ __forceinline__ int count_up_to(const i64* ascending, int n, i64 last
 }
 
 // The same, by all threads of a warp: each reads once where one thread waits for five reads, one behind another.
-KSIEVE_RANKS_INLINE int count_up_to_by_warp(const i64* ascending, int n, i64 last) {
+KSIEVE_RANKS int count_up_to_by_warp(const i64* ascending, int n, i64 last) {
   last = min(last, kNothing - 1);
   int begin = 0;
   while (n > 0) {

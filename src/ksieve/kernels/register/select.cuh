@@ -340,9 +340,7 @@ __device__ __forceinline__ void select_in_registers(const Params& p) {
       bool more = true;
       if (!kEmptyFirst) {
         empty();
-        int scores = row.length;
-        KSIEVE_OPAQUE(scores);
-        more = scores > 0; // always true; otherwise ptxas waits for the scores in front of the barrier
+        more = always(row.length);
       }
       if (more) collected = select_loaded(p, loaded, slots_of(p, row), facts);
     }

@@ -43,12 +43,7 @@ __device__ __forceinline__ void write_fours(const SlotWriter& slots, u32 expand,
 // Writes the slots of a row of more than k scores, from what is collected and listed. Scores with positions are
 // supposed to have one each: a row without one of those that are selected is no longer dense (PositionedRow), and its
 // slots are not to be used. Call by all threads; no barrier follows.
-#if KSIEVE_POSITIONS && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200 // inlined there, 16-bit rows would spill
-__device__ __noinline__ void
-#else
-__device__ __forceinline__ void
-#endif
-write_entries_of(const Params& p, int slot, int listed, int remaining_k) {
+KSIEVE_ENTRIES void write_entries_of(const Params& p, int slot, int listed, int remaining_k) {
   const auto& o = p.options;
   const int id = descriptor_at(slot).id;
   const SlotFacts facts = SlotFacts::of(p, id);

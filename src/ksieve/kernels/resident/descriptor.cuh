@@ -1,12 +1,10 @@
 // Row descriptors and bulk copies of resident rows, kEach scores for each thread.
 #pragma once
-#include "common/ptx.cuh"
 #include "stream/select.cuh"
 
 constexpr int kVectors = kStages + kOverflowVectors; // 16-byte vectors of a row for each thread
-constexpr int kEach = kVectors * kVector;
-constexpr int kTile = kVectors * kStep;                   // most scores of a tile
-constexpr int kSmThreads = kThreads * KSIEVE_CTAS_PER_SM; // threads of a multiprocessor, which share its registers
+constexpr int kEach = kHeld;
+constexpr int kTile = kVectors * kStep; // most scores of a tile
 
 // Where CTAs share a multiprocessor, 8 of 16 warps sample a row: fewer instructions (20,480 scores are 1.8 % faster).
 // Where a CTA has a multiprocessor to itself all warps do: more samples narrow the bracket (with 8, 1 to 3 % slower).
@@ -103,9 +101,8 @@ __device__ __forceinline__ void bracket_ranks(int length, int k, int warps, RowD
 // Whether the body of a window is rounded outwards, where the matrix has scores beside it: what lies in front is masked
 // where the ring is read, as is what lies behind. Most windows begin or end inside a vector, and scores outside the
 // body are loaded twice, one behind the other, while no thread counts.
-constexpr bool kRoundsOut = kWindows && !kBlockRows && !kPositions && kMaxResident == kTile && !kInRegisters &&
-                            // ptxas would spill with overflow vectors, and conversions in 64 registers a thread.
-                            kOverflowVectors == 0 && !(Stored::kConverts && kThreads * KSIEVE_CTAS_PER_SM >= 1024);
+constexpr bool kRoundsOut =
+    kWindows && !kBlockRows && !kPositions && kMaxResident == kTile && !kInRegisters && kMasksEnds;
 
 // Returns the position up to which scores may be copied with a row: behind its length too, but not behind a window.
 __device__ __forceinline__ int limit_of(const Params& p) { return kWindows ? 0 : p.width; }

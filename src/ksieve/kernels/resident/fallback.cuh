@@ -36,7 +36,7 @@ __device__ __forceinline__ void select_from_ring(const RowTask& t, bool copied =
 }
 
 // Selects the rows of this CTA that are not resident. Call by all threads.
-__device__ KSIEVE_COLD void select_others(const Params& p) {
+KSIEVE_COLD void select_others(const Params& p) {
   static_assert(!kKeepsKeys, "an epilogue follows");
   for (int number = blockIdx.x; number < rows_of(p); number += grid_size()) {
     RowTask t = whole_row(p, nth_row(p, number), spill_slice(p, blockIdx.x));

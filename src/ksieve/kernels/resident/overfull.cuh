@@ -122,7 +122,7 @@ template <class Scope, class Ahead> __device__ __forceinline__ Kth select_equal(
 // threads.
 template <class Scope, class Ahead> __device__ __forceinline__ bool select_plateau(int slot, Ahead ahead) {
   const u32 plateau = descriptor_at(slot).bracket.plateau;
-  if constexpr (!Scope::kAlone || kEach > 64) return select_equal<Scope>(plateau, slot, ahead) == Kth::kEqual;
+  if constexpr (!Scope::kAlone || !kTriesBothEnds) return select_equal<Scope>(plateau, slot, ahead) == Kth::kEqual;
   u32 key = plateau;
 #pragma unroll 1
   for (;;) {
@@ -198,7 +198,7 @@ __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyB
         visit(marks >> bit & 1 ? keys.of(shifted_key(unpack_ranked(raw[v], i))) : KeyBins::kNone, w,
               from * kVector + bit);
       }
-    __syncwarp(); // otherwise ptxas interleaves so many loads that it spills
+    keep_apart(); // the loads of several words
   };
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
@@ -221,7 +221,7 @@ __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyB
 template <class Scope, class Bins>
 __device__ __forceinline__ FoundBin divide_keys(const Marks& left, int slot, KeyBins keys, int remaining_k,
                                                 Divided& divided) {
-  if constexpr (Scope::kAlone && kEach <= (1 << 16) / kSmThreads) {
+  if constexpr (Scope::kAlone && kKeepsBins) {
     BucketIds bins = {};
     each_undecided<Bins, true>(left, slot, keys, [&](u32 bin, int w, int bit) {
       const int at = w * 32 + bit;

@@ -37,7 +37,7 @@ __device__ __forceinline__ void cut_row(RowDescriptor& to, int length) {
 }
 
 // Selects a row on the exact route. `copied`: the ring has it.
-__device__ KSIEVE_COLD void select_exactly(const Params& p, int id, bool copied) {
+KSIEVE_COLD void select_exactly(const Params& p, int id, bool copied) {
   RowTask t = whole_row(p, load_row(p, id), spill_slice(p, blockIdx.x));
   t.end = (t.row = present_part(t.row)).length;
   if (size_of(t.row) > slots_of(p, t.row) && t.row.length <= kMaxResident) {
@@ -49,7 +49,7 @@ __device__ KSIEVE_COLD void select_exactly(const Params& p, int id, bool copied)
 }
 
 // A function of its own, since otherwise ptxas would spill.
-__device__ KSIEVE_COLD void finish_row(const Params& p, int id) { run_epilogue(p, id, sort_slice(p, blockIdx.x)); }
+KSIEVE_COLD void finish_row(const Params& p, int id) { run_epilogue(p, id, sort_slice(p, blockIdx.x)); }
 
 // Supposes that all scores of a row have a position, if the first one behind as many as there are slots has one. Call
 // by one thread. Returns whether they are supposed to.
@@ -64,7 +64,7 @@ __device__ __forceinline__ bool suppose_present(const Params& p, const Row& row,
 
 // Reads the positions of a row's selected scores where their slots are not written yet: without one of them the row is
 // no longer dense. Call by all threads.
-__device__ KSIEVE_COLD void look_up_staged(const Params& p, int slot) {
+KSIEVE_COLD void look_up_staged(const Params& p, int slot) {
   PositionedRow& own = PositionedRow::of_row();
   const int k = descriptor_at(slot).slots;
   __syncthreads(); // every slot has its index
@@ -76,7 +76,7 @@ __device__ KSIEVE_COLD void look_up_staged(const Params& p, int slot) {
 
 // Selects a row again whose scores were supposed to have positions, and starts the next row's copy again, which is in
 // the ring. Call by all threads, behind a barrier.
-__device__ KSIEVE_COLD void select_again(const Params& p, int slot) {
+KSIEVE_COLD void select_again(const Params& p, int slot) {
   SharedStorage& s = shared_storage();
   const int id = descriptor_at(slot).id;
   RowDescriptor& next = s.descriptors[slot ^ 1];

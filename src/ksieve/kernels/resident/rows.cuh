@@ -65,7 +65,7 @@ __device__ __forceinline__ void copy_coming(int slot) {
 }
 
 // Samples a row from the ring, if it is resident. Call by all threads.
-__device__ KSIEVE_COLD void sample_coming(int slot) {
+KSIEVE_COLD void sample_coming(int slot) {
   if (descriptor_at(slot).route == RowRoute::kResident) sample_resident(slot);
 }
 
@@ -140,7 +140,7 @@ __device__ __forceinline__ bool select_resident_rows(const Params& p) {
       if (!kCopiesAfter) sample_coming(slot_after(slot));
     };
     bool looked = false;
-    if (route != RowRoute::kResident) __syncwarp(); // otherwise ptxas spills
+    if (route != RowRoute::kResident) keep_apart();
     if (route != RowRoute::kStreamed) {
       auto copy_next = [&] {
         if (!kCopiesAfter) copy_coming(slot_after(slot));

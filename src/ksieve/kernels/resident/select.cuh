@@ -11,9 +11,7 @@
 #include "resident/overfull.cuh"
 
 // Returns which of its multiprocessor's CTAs this one is.
-__device__ __forceinline__ int turn_of_cta() {
-  return static_cast<int>(blockIdx.x) * KSIEVE_CTAS_PER_SM / grid_size();
-}
+__device__ __forceinline__ int turn_of_cta() { return static_cast<int>(blockIdx.x) * KSIEVE_CTAS_PER_SM / grid_size(); }
 
 // Equal samples of a warp that make a plateau: kPlateau if the warp's bracket is their value alone, kCrowd if they end
 // its bracket and the k-th score is likely among them.
@@ -162,7 +160,7 @@ __device__ __forceinline__ void count_buckets(int slot, int valid, LinearBuckets
       LinearBuckets::count(bucket);
       LinearBuckets::count(next);
       ids.put(vector * kVector + i, bucket, next);
-      if (kInWord > 1 && !kEarly && kEach > 80 && i % 4 == 2) __syncwarp(); // otherwise ptxas spills
+      if (kInWord > 1 && !kEarly && kEach > 80 && i % 4 == 2) keep_apart();
     }
   };
   auto skip = [&](int vector) {

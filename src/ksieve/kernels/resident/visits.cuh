@@ -140,11 +140,11 @@ __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Sk
     }
     if (kInWord > 1) unpack_vector<kCounted>(raw, score);
     visit(vector, score);
-    if (!kEarly && kEach >= 64) __syncwarp(); // otherwise ptxas interleaves so many vectors that it spills
+    if (!kEarly && kEach >= 64) keep_apart(); // vectors
   };
   Raw next = {};
   Raw overflow = {};
-  constexpr bool kReadsAhead = kEarly && (kEach <= 72 || kSmThreads <= 512); // elsewhere there are no registers for it
+  constexpr bool kReadsAhead = kEarly && kReadsVectorsAhead;
   if (kReadsAhead) next = read(0);
   if (kEarly && kOverflowVectors && !kReplaced) overflow = load_overflow(overflow_vector(0));
   ready();
