@@ -22,7 +22,7 @@ enum class Mode {
 // A cutoff is the worst key that a scan admits. Each is written, and read, at one time:
 //   ScanRule::worst          of the current scan: set_rule writes it; the visitors of the scan copy it to registers
 //   ScanRule::emit_from      of earlier scans, which have written the better scores: as `worst`
-//   SharedStorage::cutoff    of the sample: thread 0 writes it at the end of propose; set_proposal_rule and certify
+//   Proposal::cutoff         of the sample: thread 0 writes it at the end of propose; set_proposal_rule and certify
 //                            read it, behind a barrier, to write the next rule
 //   SharedStorage::tie_key   not of a scan, but of the scores among which a tie-break chooses: thread 0 writes it in
 //                            leave_ties; collect_ties reads it, behind a barrier, before the epilogue
@@ -41,6 +41,13 @@ struct ScanRule {
   int* row_out;
   int* num_selected; // counter of output slots taken from the front: this CTA's, or its cluster's
   int* num_ties; // counter of slots taken from the back, by scores equal to an exact cutoff: this CTA's or its row's
+};
+
+// What a sample proposes, in shared memory: propose writes it, certify reads it.
+struct Proposal {
+  u32 cutoff[2];      // inclusive ordered keys of the primary and the rescue cutoff
+  u32 best;           // best ordered key of the view
+  int expect_plateau; // whether the view has an exact cutoff's value more than once
 };
 
 using RingSlot = Words;
@@ -105,9 +112,7 @@ struct alignas(16) SharedStorage {
   ScanRule rule;
   u64* spill;          // this CTA's slice of the global workspace
   FoundBin found[2];   // the bins that find_bin found last: of `rank` and of `second_rank`
-  u32 cutoff[2];       // inclusive ordered keys of the primary and the rescue cutoff
-  u32 view_best;       // best ordered key of the view
-  int expect_plateau;  // whether the view has an exact cutoff's value more than once
+  Proposal proposal;   // of the current row
   int tail_count;      // entries of `tail`, or output slots taken by members of the last frontier
   int listed;          // list slots reserved; may exceed kListed, but no entry is stored beyond it
   int count;           // candidates admitted, stored or not
@@ -314,8 +319,8 @@ __device__ __forceinline__ void clear_storage() {
   SharedStorage& s = shared_storage();
   clear_counts();
   if (threadIdx.x == 0) {
-    s.num_selected = s.tail_count = s.num_ties = s.expect_plateau = 0;
-    s.view_best = kNanKey;
+    s.num_selected = s.tail_count = s.num_ties = s.proposal.expect_plateau = 0;
+    s.proposal.best = kNanKey;
     if (kTies) s.tie_quota = 0;
   }
 }

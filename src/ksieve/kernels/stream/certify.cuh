@@ -60,20 +60,18 @@ __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_f
 }
 
 // Returns the digit over the keys from the view's best score to the last cutoff; better scores share the first bin.
-__device__ __forceinline__ Digit proposal_digit() {
-  const SharedStorage& s = shared_storage();
-  return kStats ? paper_digit(0, 0) : digit_over(s.view_best, s.cutoff[kRescue]);
+__device__ __forceinline__ Digit digit_of(const Proposal& found) {
+  return kStats ? paper_digit(0, 0) : digit_over(found.best, found.cutoff[kRescue]);
 }
 
 // Writes the rule of a proposal's scan; a barrier must follow. `num_ties` is this CTA's counter or its row's. Minus
 // infinity, which the ring also holds behind a row, and NaN cannot be the cutoff of Filter: they are classified.
-__device__ __forceinline__ void set_proposal_rule(const RowTask& t, int* num_ties) {
-  SharedStorage& s = shared_storage();
+__device__ __forceinline__ void set_proposal_rule(const RowTask& t, const Proposal& found, int* num_ties) {
   if (threadIdx.x != 0) return; // thread 0 has just written the cutoff
-  u32 cutoff = s.cutoff[0];
-  Mode mode = s.expect_plateau ? Mode::kSeparateTies : cutoff < Stored::kWorstKey ? Mode::kInclusive : Mode::kClassify;
-  set_rule(t, mode, 0, {0, cutoff}, proposal_digit());
-  s.rule.num_ties = num_ties;
+  Mode mode = found.cutoff[0] < Stored::kWorstKey ? Mode::kInclusive : Mode::kClassify;
+  if (found.expect_plateau) mode = Mode::kSeparateTies;
+  set_rule(t, mode, 0, {0, found.cutoff[0]}, digit_of(found));
+  shared_storage().rule.num_ties = num_ties;
 }
 
 // Narrows a frontier to the bin that holds its `remaining_k`-th candidate; better bins are committed. Call by all
@@ -117,14 +115,14 @@ __device__ __forceinline__ void emit_any(int remaining_k) {
 
 // Completes a row whose k-th score equals an exact cutoff: the `strict` better scores are all stored, and the ties
 // are at the end of the output already, or left to collect_ties.
-__device__ __forceinline__ void finish_tied(const RowTask& t, int strict, int num_ties) {
+__device__ __forceinline__ void finish_tied(const RowTask& t, const Proposal& found, int strict, int num_ties) {
   int k = open_slots(t.params);
   trace_set(kColCommitted0, strict);
   trace_set(kColFilled, k - strict);
   for (int round = 0; round <= kRounds; ++round)
     trace_set(kColFrontier0 + round, round > 0 && strict + num_ties == k ? 0 : num_ties);
   emit_any(strict);
-  if (kTies) leave_ties(shared_storage().cutoff[0], k - strict);
+  if (kTies) leave_ties(found.cutoff[0], k - strict);
 }
 
 // Returns the frontier of the coarse bin of the k-th score, and writes the rule of its scan, which writes scores of
@@ -147,12 +145,13 @@ enum class Merged {
 };
 
 // Scans a row until there is a frontier to refine, `q`. Returns whether this CTA finishes the row. `purpose` says what
-// the rule in shared memory is for; the first scan covers [begin, end) and has been started, then `merge()` joins the
-// parts of other CTAs, and later scans cover the whole row. `scanned`: the first scan has been done already. Call by
-// all threads; unless scanned, storage must be empty behind a barrier.
+// the rule in shared memory is for; the first scan covers [begin, end) and has been
+// started, then `merge()` joins the parts of other CTAs, and later scans cover the whole row. `scanned`: the first scan
+// has been done already. Call by all threads; unless scanned, storage must be empty behind a barrier.
 template <class Merge>
 __device__ __forceinline__ bool certify(const RowTask& t, ScanPurpose purpose, bool scanned, Frontier& q, Merge merge) {
   SharedStorage& s = shared_storage();
+  const Proposal& proposal = s.proposal;
   int begin = t.begin;
   int end = t.end;
   for (bool first = true;; first = false) {
@@ -185,19 +184,19 @@ __device__ __forceinline__ bool certify(const RowTask& t, ScanPurpose purpose, b
       int strict = s.count;
       int num_ties = kExactBoundary ? s.num_ties : 0;
       bool primary = purpose == ScanPurpose::kProposed;
-      u32 worst = s.cutoff[primary ? 0 : 1];
+      u32 worst = proposal.cutoff[primary ? 0 : 1];
       trace_set(kColAdmitted0 + !primary, strict + num_ties);
       trace_set(kColRoute, primary ? kCertified : kRescued);
-      q = {{0, worst - (kExactBoundary && s.expect_plateau)}, strict, k, 0, s.rule.digit};
+      q = {{0, worst - (kExactBoundary && proposal.expect_plateau)}, strict, k, 0, s.rule.digit};
       if (unlikely(strict < k && strict + num_ties >= k)) {
-        finish_tied(t, strict, num_ties);
+        finish_tied(t, proposal, strict, num_ties);
         q.remaining_k = q.count = 0;
         return true;
       }
       if (unlikely(strict < k)) {
         __syncthreads(); // no thread still reads the counts or the rule that led here
         if (kRescue && primary) {
-          set_rule(t, Mode::kClassify, worst + 1, {worst + 1, s.cutoff[1]}, s.rule.digit);
+          set_rule(t, Mode::kClassify, worst + 1, {worst + 1, proposal.cutoff[1]}, s.rule.digit);
           purpose = ScanPurpose::kRescueBand;
         } else {
           trace_set(kColRoute, kRescue ? kRecoveredAfterBand : kRecovered);

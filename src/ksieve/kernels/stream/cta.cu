@@ -37,19 +37,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
         pool_blocks(task.row, reinterpret_cast<float*>(const_cast<Score*>(task.row.scores)));
     find_present(p, task.row);
     if constexpr (kPositions) task.end = (task.row = present_part(task.row)).length;
-    const bool finished = select_row(
-        task, number == blockIdx.x, view,
-        [&] {
-          if (threadIdx.x != 0) return;
-          s.next = grid_size() + claimed;
-          if (kBinned && s.next < rows) fetch_row(p, s.next); // the row's view is prefetched where its id has arrived
-        },
-        [&] {
-          int next = s.next;
-          if (next >= rows) return release_dependents();
-          if (!kBinned) fetch_row(p, next);
-          if (kSampled) prefetch_view(p, kBinned ? s.next_id : next, kBinned ? s.next_length : task.row.length);
-        });
+    const auto announce_next = [&] {
+      if (threadIdx.x != 0) return;
+      s.next = grid_size() + claimed;
+      if (kBinned && s.next < rows) fetch_row(p, s.next); // the row's view is prefetched where its id has arrived
+    };
+    const auto prefetch_next = [&] {
+      int next = s.next;
+      if (next >= rows) return release_dependents();
+      if (!kBinned) fetch_row(p, next);
+      if (kSampled) prefetch_view(p, kBinned ? s.next_id : next, kBinned ? s.next_length : task.row.length);
+    };
+    const bool finished = select_row(task, number == blockIdx.x, view, announce_next, prefetch_next);
     if (unlikely(size_of(task.row) <= slots_of(p, task.row))) {
       __syncthreads(); // every thread has read this row's length, and the next row is known
       if (s.next < rows) fetch_row(p, s.next);

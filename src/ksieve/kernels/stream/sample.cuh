@@ -176,9 +176,9 @@ __device__ __forceinline__ bool view_usable(const Params& p, const Row& row) {
 // room is left to them.
 constexpr int kMostSame = !Stored::kFewValues || kStats ? 1 : kCapacity / 4 / kStride;
 
-// Writes the cutoffs of a usable view, inclusive ordered keys, to shared memory. Call by all threads; a barrier must
-// follow. `view` was loaded from its first statistic on; `views` CTAs of the row compute the same cutoffs.
-__device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedView& view, int views) {
+// Proposes the cutoffs of a usable view. Call by all threads; a barrier must follow. `view` was loaded from its first
+// statistic on; `views` CTAs of the row compute the same cutoffs.
+__device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedView& view, int views, Proposal& to) {
   SharedStorage& s = shared_storage();
   int count = view_statistics(row.id, row.length);
   trace_set(kColSampled, view_scores(row.id, row.length) * views);
@@ -199,7 +199,7 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedV
     }
   }
   best = __reduce_min_sync(kFullWarp, best);
-  if ((threadIdx.x & 31) == 0) atomicMin(&s.view_best, best);
+  if ((threadIdx.x & 31) == 0) atomicMin(&to.best, best);
   __syncthreads(); // every thread's statistics are in the histogram
   find_bin(p.primary_rank, kRescue ? p.rescue_rank : 0);
 
@@ -216,8 +216,8 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedV
     }
     trace_set(kColTau0 + which, kExactBoundary ? static_cast<int>(cutoff.key) : found.bin);
     if (threadIdx.x == 0) {
-      s.cutoff[which] = cutoff.key;
-      s.expect_plateau = kExactBoundary && (cutoff.same > kMostSame || cutoff.key == kNanKey);
+      to.cutoff[which] = cutoff.key;
+      to.expect_plateau = kExactBoundary && (cutoff.same > kMostSame || cutoff.key == kNanKey);
     }
   }
   static_assert(!(kExactBoundary && kRescue), "an exact cutoff has no rescue: its samples are gone by then");

@@ -131,16 +131,17 @@ __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u6
 
 // Selects a row whose `view` is being loaded. Call by all threads. `first`: the CTA's first row, with counters zero;
 // its view is waited for in front of other loads, since all CTAs begin at once, and memory would serve whole rows of
-// the scan before the view's lines. ahead() runs behind a barrier, before the row is scanned; meanwhile() runs when the
-// row has been read and only on-chip work is left, but not for a short row. Returns whether slots are as they are to
-// be.
-template <class Ahead, class Meanwhile>
-__device__ __forceinline__ bool select_row(const RowTask& t, bool first, LoadedView& view, Ahead ahead,
-                                           Meanwhile meanwhile) {
+// the scan before the view's lines. announce_next() runs behind a barrier, before the row is scanned; prefetch_next()
+// runs when the row has been read and only on-chip work is left, but not for a short row. Returns whether slots are as
+// they are to be.
+template <class Announce, class Prefetch>
+__device__ __forceinline__ bool select_row(const RowTask& t, bool first, LoadedView& view, Announce announce_next,
+                                           Prefetch prefetch_next) {
+  SharedStorage& s = shared_storage();
   if (select_short(t.params, t.row)) {
     wait_all_copies();
     __syncthreads(); // every thread has read the row; slots may be sorted where its copies were
-    ahead();
+    announce_next();
     return false;
   }
   if (first) {
@@ -153,13 +154,13 @@ __device__ __forceinline__ bool select_row(const RowTask& t, bool first, LoadedV
   ScanPurpose purpose = ScanPurpose::kNoCutoff;
   trace_set(kColRoute, kDirect);
   if (view_usable(t.params, t.row)) {
-    propose(t.params, t.row, view, 1);
-    set_proposal_rule(t, &shared_storage().num_ties);
+    propose(t.params, t.row, view, 1, s.proposal);
+    set_proposal_rule(t, s.proposal, &s.num_ties);
     purpose = ScanPurpose::kProposed;
   }
-  ahead();
+  announce_next();
   Frontier frontier;
   certify(t, purpose, false, frontier, [] { return Merged::kWhole; });
-  meanwhile();
+  prefetch_next();
   return refine(t, frontier);
 }

@@ -12,6 +12,7 @@
 
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_stream_split(const __grid_constant__ Params p) {
+  SharedStorage& s = shared_storage();
   trace_begin();
   wait_for_inputs();
   int id = blockIdx.x / p.splits;
@@ -37,13 +38,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     start_scan(row.scores, task.begin, task.end);
     __syncthreads(); // counters are zero, for every thread
     if (shared_work) {
-      propose(p, row, view, p.splits);
-      set_proposal_rule(task, &state->num_ties);
+      propose(p, row, view, p.splits, s.proposal);
+      set_proposal_rule(task, s.proposal, &state->num_ties);
     } else {
       trace_set(kColRoute, kDirect);
     }
     Frontier frontier;
-    bool mine = certify(task, shared_work ? ScanPurpose::kProposed : ScanPurpose::kNoCutoff, false, frontier, [&] {
+    const ScanPurpose purpose = shared_work ? ScanPurpose::kProposed : ScanPurpose::kNoCutoff;
+    bool mine = certify(task, purpose, false, frontier, [&] {
       if (!shared_work) return Merged::kWhole;
       publish(state, list);
       return arrive_last(state, p.splits) ? join(state, list) : Merged::kOther;
