@@ -10,6 +10,32 @@
 // Row reads, from global memory: 1 if the row fits the CTAs' rings (step 3 then scans the ring), else 2.
 #include "resident/cluster_rows.cuh"
 
+// Selects the row of a cluster. Call by all its threads. Returns whether peers may still read this CTA's shared memory.
+__device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 cta) {
+  if constexpr (kFits) {
+    TileResult result = {};
+    if constexpr (kBlockRows) {
+      result = select_tile_of_blocks<ClusterScope>(p, load_row(p, id), static_cast<int>(cta));
+    } else {
+      result = select_tile<ClusterScope>(p, id, static_cast<int>(cta), true);
+    }
+    if (result.resident) return !result.written;
+  } else {
+    clear_counts();
+    cluster_sync(); // every CTA's counters are zero
+  }
+  const Row row = load_row(p, id);
+  if constexpr (!kFits) find_present(p, row);
+  if (size_of(row) <= slots_of(p, row)) { // the same for the whole cluster: no thread waits
+    whole_row(p, row, nullptr);
+    __syncthreads(); // thread 0 wrote the row's facts (whole_row), for all
+    if (cta == 0) select_short(p, row);
+    return true;
+  }
+  if constexpr (!kBlockRows) select_exact(p, id); // rows of blocks are resident, or short
+  return true;
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     ksieve_resident_cluster(const __grid_constant__ Params p) {
   static_assert(kColumns == 0 && kSharedCapacity == kCapacity, "CTA 0 keeps the whole frontier in shared memory");

@@ -1,5 +1,4 @@
-// The row of a cluster and its two routes: resident buckets; or the exact route, whose second scan reads the ring where
-// rows are resident, and global memory otherwise.
+// The exact route of a cluster's row. Its second scan reads the ring where rows are resident, else global memory.
 #pragma once
 #include "common/workspace.cuh"
 #include "resident/cluster_scope.cuh"
@@ -93,30 +92,4 @@ __device__ __forceinline__ void select_exact(const Params& p, int id) {
   });
   static_assert(!kKeepsKeys, "an epilogue follows");
   if (mine) refine(task, frontier);
-}
-
-// Selects the row of a cluster. Call by all its threads. Returns whether peers may still read this CTA's shared memory.
-__device__ __forceinline__ bool select_clustered(const Params& p, int id, u32 cta) {
-  if constexpr (kFits) {
-    TileResult result = {};
-    if constexpr (kBlockRows) {
-      result = select_tile_of_blocks<ClusterScope>(p, load_row(p, id), static_cast<int>(cta));
-    } else {
-      result = select_tile<ClusterScope>(p, id, static_cast<int>(cta), true);
-    }
-    if (result.resident) return !result.written;
-  } else {
-    clear_counts();
-    cluster_sync(); // every CTA's counters are zero
-  }
-  const Row row = load_row(p, id);
-  if constexpr (!kFits) find_present(p, row);
-  if (size_of(row) <= slots_of(p, row)) { // the same for the whole cluster: no thread waits
-    whole_row(p, row, nullptr);
-    __syncthreads(); // thread 0 wrote the row's facts (whole_row), for all
-    if (cta == 0) select_short(p, row);
-    return true;
-  }
-  if constexpr (!kBlockRows) select_exact(p, id); // rows of blocks are resident, or short
-  return true;
 }

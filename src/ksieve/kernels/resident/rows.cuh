@@ -1,5 +1,4 @@
-// The resident rows of one CTA, one after another: the copies and samples of a row start while rows before it are
-// selected.
+// How the resident rows of one CTA are described, copied and sampled, while rows before them are selected.
 #pragma once
 #include "resident/fallback.cuh"
 
@@ -113,74 +112,4 @@ __device__ __forceinline__ void start_rows(const Params& p) {
   if (!kWindows && resident) copy_rest(0);
   if (!kLoads) return sample_coming(0);
   if (resident && kChunks == 1) wait_copy(0);
-}
-
-// Writes the slots behind a resident row's own, which no epilogue writes: its forced entries, all of which it has, then
-// -1.
-__device__ __forceinline__ void write_behind(const Params& p, int slot) {
-  for (int i = descriptor_at(slot).slots + reread_tid(); i < p.k + kForced; i += kThreads) {
-    const int number = i - descriptor_at(slot).slots; // of a forced entry
-    const int index = number < kForceFirst ? number : descriptor_at(slot).end + number;
-    descriptor_at(slot).out[i] = number < kForced ? descriptor_at(slot).base - kForceFirst + index : -1;
-  }
-}
-
-// Selects the resident rows. Returns whether rows of another route are left.
-__device__ __forceinline__ bool select_resident_rows(const Params& p) {
-  SharedStorage& s = shared_storage();
-  // Whether a row's successor is copied behind its slots: they are sorted in the ring, or their values are read there.
-  constexpr bool kCopiesAfter = kSorts || kKeepsScores;
-  start_rows(p);
-  if (kBracketKnownEarly) __syncthreads(); // every warp's samples are in the first row's bracket
-  for (int slot = 0;; slot = slot_after(slot)) {
-    const RowRoute route = descriptor_at(slot).route;
-    if (route == RowRoute::kNone) break;
-    auto look_ahead = [&] {
-      if (slot % kAhead == 1 && reread_tid() / 32 == kScouts) describe_more(p, (slot + kAhead - 1) & kAhead);
-      if (!kCopiesAfter) sample_coming(slot_after(slot));
-    };
-    bool looked = false;
-    if (route != RowRoute::kResident) keep_apart();
-    if (route != RowRoute::kStreamed) {
-      auto copy_next = [&] {
-        if (!kCopiesAfter) copy_coming(slot_after(slot));
-      };
-      if (route == RowRoute::kResident) {
-        looked = select_resident<CtaScope>(p, slot, copy_next, look_ahead);
-        if (kRowK || (kForced && !kEpilogue)) write_behind(p, slot);
-      } else if constexpr (kWritesSlots) {
-        writer_of(p, SlotFacts::of(p, descriptor_at(slot).id), slot).write_whole(descriptor_at(slot).end);
-      } else {
-        write_short(descriptor_at(slot).out, descriptor_at(slot).end,
-                    kCounts ? written_slots(p, descriptor_at(slot).end, p.k) : p.k, descriptor_at(slot).base);
-      }
-      if (kOverlap && descriptor_at(slot_after(slot)).route == RowRoute::kNone) release_dependents();
-      if ((kWritesSlots || kWritesEntries) && looked || kWritesSlots && descriptor_at(slot).route == RowRoute::kShort) {
-        // slots are as they are to be
-      } else if (kEpilogue || (kForced && descriptor_at(slot).route != RowRoute::kResident)) {
-        if (threadIdx.x == 0) s.base = descriptor_at(slot).base;
-        run_epilogue(p, descriptor_at(slot).id, sort_slice(p, blockIdx.x));
-      } else if (kCounts) {
-        write_count(p, descriptor_at(slot).id, min(descriptor_at(slot).end, descriptor_at(slot).slots) + kForced);
-      }
-    } else {
-      atomicOr(&s.has_fallback,
-               1); // by all threads: with one alone, ptxas let that thread reach the barrier below separately
-    }
-    if (kCopiesAfter || !looked) {
-      if (kCopiesAfter || descriptor_at(slot).route != RowRoute::kResident) {
-        __syncthreads(); // no thread reads the ring or the histogram of this row any more
-        if (kSorts) clear_counts(reread_tid());
-        copy_coming(slot_after(slot));
-        __syncthreads(); // counters are zero and the next row's copy has started, for every thread
-      }
-      if (!looked) look_ahead();
-      if (kCopiesAfter) sample_coming(slot_after(slot));
-      if (kBracketKnownEarly) __syncthreads(); // every warp's samples are in the next row's bracket
-    }
-    __syncwarp(); // every lane begins the next row together with its warp
-  }
-  if (!s.has_fallback) return false; // the same for all threads: each has seen every row
-  __syncthreads();                   // no thread still works on a row
-  return true;
 }
