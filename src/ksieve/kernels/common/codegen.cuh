@@ -26,15 +26,16 @@ __device__ __forceinline__ void keep_apart() { __syncwarp(); }
 
 // Defines a function that reads a special register where it is called: kept in a register for long, it would be
 // spilled.
-#define KSIEVE_REREAD(name, source)                                                                                    \
-  __device__ __forceinline__ int name() {                                                                              \
-    int value;                                                                                                         \
+#define KSIEVE_REREAD(type, name, source)                                                                              \
+  __device__ __forceinline__ type name() {                                                                             \
+    type value;                                                                                                        \
     asm volatile("mov.u32 %0, %%" source ";" : "=r"(value));                                                           \
     return value;                                                                                                      \
   }
-KSIEVE_REREAD(read_tid, "tid.x")
-KSIEVE_REREAD(grid_size, "nctaid.x")
-KSIEVE_REREAD(cluster_number, "clusterid.x")
+KSIEVE_REREAD(int, read_tid, "tid.x")
+KSIEVE_REREAD(int, grid_size, "nctaid.x")
+KSIEVE_REREAD(int, cluster_number, "clusterid.x")
+KSIEVE_REREAD(u32, cta_in_cluster, "cluster_ctarank")
 
 // ---- Functions that are called where their callers would spill, and inlined elsewhere -------------------------------
 

@@ -97,10 +97,10 @@ enum OptionFlags {
 
 // Programmatic dependent launch: waits for the kernels before. Call in every CTA, before any global memory access.
 __device__ __forceinline__ void wait_for_inputs() {
-  if constexpr (kOverlap) wait_for_kernels_before();
+  if (kOverlap) wait_for_kernels_before();
 }
 
 // Programmatic dependent launch: lets the next kernel start. Call when only on-chip work of the CTA's last row is left.
 __device__ __forceinline__ void release_dependents() {
-  if constexpr (kOverlap) launch_next_kernel();
+  if (kOverlap) launch_next_kernel();
 }

@@ -367,12 +367,6 @@ template <bool kWaits, int kThreads> __device__ __forceinline__ void barrier_of_
   }
 }
 
-__device__ __forceinline__ unsigned cta_in_cluster() {
-  unsigned cta;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(cta));
-  return cta;
-}
-
 // Arrives at the cluster barrier without release semantics, where peers need only see initialised mbarriers:
 // outstanding loads go on.
 __device__ __forceinline__ void cluster_arrive_relaxed() {

@@ -285,8 +285,7 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
   if (!kExpand) write_count<kOwners>(p, id, Slots<Row>(p, row).used(selected));
   if constexpr (kEpilogue) {
     Sorted* area = reinterpret_cast<Sorted*>(kSortSlots ? reinterpret_cast<unsigned char*>(slice) : shared_bytes);
-    if constexpr (kOwners == kThreads)
-      __syncthreads(); // every slot has its position, and no candidate is read any more
+    if (kOwners == kThreads) __syncthreads(); // every slot has its position, and no candidate is read any more
     if constexpr (kOrder != Order::kAny) {
       const int* staged = row_output(p, id);
       int n = 1 << (32 - __clz(max(selected, kSortChunk) - 1));

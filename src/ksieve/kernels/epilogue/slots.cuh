@@ -283,13 +283,12 @@ template <class AnyRow> __device__ __forceinline__ int cut_slots(const AnyRow& a
 // Whether the slots of a row's selected entries can be written before all of them are known: a block with fewer scores
 // than others moves the slots behind it. Values of blocks are left to the epilogue.
 template <class AnyRow> __device__ __forceinline__ bool slots_stay(const Params& p, const AnyRow& others) {
-  if constexpr (!kBlockRows) return true;
-  if constexpr (kWritesValues) return false;
-  if constexpr (!kExpand) return true;
-  if constexpr (kBlockRows && kExpand) {
+  if constexpr (!kBlockRows || !kExpand || kWritesValues) {
+    return !kBlockRows || !kWritesValues;
+  } else {
     const Slots<AnyRow> slots(p, others);
     bool last = false; // it comes last
-    if constexpr (kForcedEnds) last = slots.lasts > 0;
+    if (kForcedEnds) last = slots.lasts > 0;
     return slots.row.low == 0 && (last || cut_slots(slots.row) == 0);
   }
 }

@@ -268,7 +268,7 @@ __device__ __forceinline__ bool select_loaded(const Params& p, const LoadedRow& 
   // One sum gives both offsets: of collected positions in the low half, of listed scores in the high half.
   const u32 mine = __popc(chosen) + edge_chosen + (__popc(last) + edge_last << 16);
   if (!whole && !equal && threadIdx.x < kTogether) RankList::of_row().end(bin, found.count + threadIdx.x);
-  if constexpr (kWritesShares) facts = SlotFacts::of(p, loaded.row.id);
+  if (kWritesShares) facts = SlotFacts::of(p, loaded.row.id);
   const u32 before = sum_threads(mine).before;
   int* positions = collected_loaded(); // k of them: also where the histogram is, which is not in use now
   u32 to = shared_address(positions + (before & 0xffff));

@@ -48,7 +48,7 @@ KSIEVE_ENTRIES void write_entries_of(const Params& p, int slot, int listed, int 
   const int id = descriptor_at(slot).id;
   const SlotFacts facts = SlotFacts::of(p, id);
   int end = 0; // in positions; loaded before the barrier, as the facts are
-  if constexpr (kTail) end = tail_length(p, id);
+  if (kTail) end = tail_length(p, id);
   __syncthreads(); // every thread's positions are collected, and its undecided scores listed
   const SlotWriter slots = writer_of(p, facts, slot);
   int expand = kExpand ? o.expand : 1;
@@ -105,7 +105,7 @@ KSIEVE_ENTRIES void write_entries_of(const Params& p, int slot, int listed, int 
 __device__ __forceinline__ void write_answer(const Params& p, int slot, int listed, int remaining_k) {
   if constexpr (kWritesEntries) return write_entries_of(p, slot, listed, remaining_k);
   SlotFacts facts;
-  if constexpr (kWritesSlots) facts = SlotFacts::of(p, descriptor_at(slot).id);
+  if (kWritesSlots) facts = SlotFacts::of(p, descriptor_at(slot).id);
   __syncthreads(); // every thread's positions are collected, and its undecided scores listed
   const int num_selected = descriptor_at(slot).num_selected;
   const int count = min(num_selected, descriptor_at(slot).slots);

@@ -159,7 +159,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     const u32 lane = threadIdx.x % 32;
     Share share = share_of(slot, divided, edge_before, edge_within, equal);
     SlotFacts facts;
-    if constexpr (kWritesShares) facts = SlotFacts::of(p, descriptor_at(slot).id);
+    if (kWritesShares) facts = SlotFacts::of(p, descriptor_at(slot).id);
     if (threadIdx.x < kCtasPerRow) send(&m.shares[cta_in_cluster()], share.all, threadIdx.x, &m.divided);
     collect_share(share, slot, divided, edge_before, remaining_k);
 
@@ -167,8 +167,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     const u32 shared = lane < kCtasPerRow ? m.shares[lane] : 0;
     const u32 in_front = __reduce_add_sync(kFullWarp, lane < cta_in_cluster() ? shared : 0);
     int tail = min(static_cast<int>(__reduce_add_sync(kFullWarp, shared) >> 16), kTailMax);
-    if constexpr (kFewValues)
-      if (equal) tail = 0;
+    if (kFewValues && equal) tail = 0;
     if (threadIdx.x == 0 && owns() && tail) expect_bytes(tail * sizeof(u64), &m.listed);
     share.before += in_front & 0xffff0000u;
     share.each_listed(slot, [&](int number, int index, float score) {
@@ -177,8 +176,7 @@ struct ClusterScope : OnChip<ClusterScope> {
     __syncthreads(); // every thread's positions are collected
     int begin = static_cast<int>(in_front & 0xffff);
     int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
-    if constexpr (kFewValues)
-      if (equal) add_equal(share, slot, static_cast<int>(in_front >> 16), remaining_k, begin, count);
+    if (kFewValues && equal) add_equal(share, slot, static_cast<int>(in_front >> 16), remaining_k, begin, count);
     if (kWritesShares && descriptor_at(slot).bracket.plateau == 0 &&
         slots_stay(p, load_row(p, descriptor_at(slot).id))) {
       constexpr int kOverwritten = kCountsHaveOwnBuffer ? 0 : sizeof(Counts) / sizeof(Score); // of the ring

@@ -155,10 +155,9 @@ struct GridScope {
     if (threadIdx.x < kWriters) {
       barrier_of_writers<true, kThreads>(); // positions are collected, and the last warp wrote in_front
       int begin = grid_state().in_front;
-      if constexpr (kFewValues) begin &= 0xffff;
+      if (kFewValues) begin &= 0xffff;
       int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
-      if constexpr (kFewValues)
-        if (equal) add_equal(share, slot, grid_state().in_front >> 16, remaining_k, begin, count);
+      if (kFewValues && equal) add_equal(share, slot, grid_state().in_front >> 16, remaining_k, begin, count);
       write_collected<false>(
           descriptor_at(slot).out + begin, collected(), count, count,
           [&](int position) { return shown_position(position, slot); }, kWriters);
@@ -179,8 +178,7 @@ struct GridScope {
     for (u32 i = 0; i < kMessagesPerLane; ++i)
       if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) store_relaxed(&m.shares[cta][32 * i + lane], 0u);
     if (!owns()) return;
-    if constexpr (kFewValues)
-      if (equal) return;
+    if (kFewValues && equal) return;
     // Finds which CTA has sent each listed score; then all of them are loaded at once.
     u32 tail = 0;
 #pragma unroll

@@ -232,8 +232,7 @@ __device__ __forceinline__ bool select_resident(const Params& p, int slot, Ahead
   }
   if (unlikely(beyond || !whole && found.count > kTailMax)) {
     int count = beyond ? kMaxResident : found.count;
-    if constexpr (kFewValues)
-      if (one_value) count = remaining_k; // none of them is read again
+    if (kFewValues && one_value) count = remaining_k; // none of them is read again
     select_overfull_bucket<Scope>(slot, divided.before, in_row(divided.within, slot), found.bin, remaining_k, count);
     return false;
   }
@@ -260,8 +259,9 @@ __device__ __forceinline__ bool select_resident(const Params& p, int slot, Ahead
   each_edge(slot, [&](const Edge& edge) {
     const float bucket = BracketBuckets(slot).of(edge.score);
     const float kth = LinearBuckets::numbered(found.bin);
-    if constexpr (kFewValues)
-      if (equal && bucket == kth && atomicAdd(&shared_storage().descriptors[slot].tail_count, 1) >= remaining_k) return;
+    if (kFewValues && equal && bucket == kth &&
+        atomicAdd(&shared_storage().descriptors[slot].tail_count, 1) >= remaining_k)
+      return;
     if (bucket < kth || whole && bucket == kth) {
       collect(edge.at, slot);
     } else if (bucket == kth) {

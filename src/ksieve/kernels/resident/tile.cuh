@@ -119,8 +119,7 @@ struct Share {
 
   // Calls list(number, index, score) for each listed score of this thread.
   template <class List> __device__ __forceinline__ void each_listed(int slot, List list) {
-    if constexpr (kFewValues)
-      if (equal) return;
+    if (kFewValues && equal) return;
     int number = static_cast<int>(before >> 16);
     const Score* scores = static_cast<const Score*>(descriptor_at(slot).scores);
     if (listing) list(number++, early, widen(early_score));
@@ -143,7 +142,7 @@ __device__ __forceinline__ Share share_of(int slot, const Divided& divided, bool
   const u32 mine = divided.before.count() + edge_before + (share.listed.count() + edge_listed << 16);
   share.listing = share.listed.any();
   share.equal = equal;
-  if constexpr (kFewValues) share.listing = share.listing && !equal;
+  if (kFewValues) share.listing = share.listing && !equal;
   share.early = 0;
   share.early_score = Score{};
   if (share.listing) {

@@ -65,7 +65,7 @@ __device__ __forceinline__ void describe_positions(const Params& p, const Row& r
   const auto& o = p.options;
   constexpr u32 kLimit = 1u << 31;
   u32 limit = kLimit / o.expand; // int32 holds all positions of an entry
-  if constexpr (kTail) limit = min(limit, static_cast<u32>(tail_length(p, row.id) / o.expand));
+  if (kTail) limit = min(limit, static_cast<u32>(tail_length(p, row.id) / o.expand));
   const int* positions = o.positions + KSIEVE_ROW_AT(p, kPositions, row.id, o.positions_pitch);
   PositionedRow::of_row() = {positions, row.base, o.block, limit, 0, 0, 0, 0, 0, limit};
 }
