@@ -39,22 +39,20 @@ KSIEVE_REREAD(u32, cta_in_cluster, "cluster_ctarank")
 
 // ---- Functions that are called where their callers would spill, and inlined elsewhere -------------------------------
 
-#define KSIEVE_CALLED __device__ __noinline__
-#define KSIEVE_INLINED __device__ __forceinline__
 #if KSIEVE_ORDER // rare functions, where slots are sorted
-#define KSIEVE_COLD KSIEVE_CALLED
+#define KSIEVE_COLD __device__ __noinline__
 #else
-#define KSIEVE_COLD KSIEVE_INLINED
+#define KSIEVE_COLD __device__ __forceinline__
 #endif
 #if KSIEVE_POSITIONS && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200 // rows of 16-bit scores
-#define KSIEVE_ENTRIES KSIEVE_CALLED
+#define KSIEVE_ENTRIES __device__ __noinline__
 #else
-#define KSIEVE_ENTRIES KSIEVE_INLINED
+#define KSIEVE_ENTRIES __device__ __forceinline__
 #endif
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200) // distributed/select.cu
-#define KSIEVE_RANKS KSIEVE_CALLED
+#define KSIEVE_RANKS __device__ __noinline__
 #else
-#define KSIEVE_RANKS KSIEVE_INLINED
+#define KSIEVE_RANKS __device__ __forceinline__
 #endif
 
 // ---- What registers suffice for: elsewhere ptxas would spill --------------------------------------------------------

@@ -92,16 +92,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     if (kPassesOn && threadIdx.x == 0) leave_queue(p);
     return;
   }
-  if constexpr (kBlockRows) {
-    select_block_rows<Row>(p);
-  } else {
-    if constexpr (kFits && kPositions) return select_positioned_rows(p);
-    bool others = true;
-    if constexpr (kFits) others = select_resident_rows(p);
-    if (others) select_others(p);
-    if constexpr (kPassesOn) {
-      __syncthreads(); // no thread reads the number of rows any more
-      if (threadIdx.x == 0) leave_queue(p);
-    }
-  }
+  if constexpr (kBlockRows) return select_block_rows<Row>(p);
+  if constexpr (kFits && kPositions) return select_positioned_rows(p);
+  if (!kFits || select_resident_rows(p)) select_others(p);
+  if (!kPassesOn) return;
+  __syncthreads(); // no thread reads the number of rows any more
+  if (threadIdx.x == 0) leave_queue(p);
 }
