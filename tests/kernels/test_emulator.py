@@ -149,6 +149,13 @@ def test_shared_memory_of_a_cta_that_has_left_is_refused(emulate):
             emulate(PEERS, words=256, grid=8, cluster=4, seed=seed)
 
 
+def test_an_address_of_a_cluster_names_its_cta(emulate):
+    short = 'asm volatile("st.shared.u32 [%0], %1;" :: "r"(address(&shared[thread]) & 0xffff), "r"(thread) : "memory");'
+    emulate(short)
+    with pytest.raises(build.EmulationError, match="is of no CTA of the cluster"):
+        emulate(short, words=64, grid=2, cluster=2)
+
+
 # ---- what no GPU allows
 
 TWICE = """

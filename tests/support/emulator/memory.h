@@ -1,5 +1,5 @@
 // Addresses, mbarriers and asynchronous copies. Shared memory is a window of 32-bit addresses, whose upper byte names a
-// CTA of the cluster: its rank and 1, or 0 for the thread's own.
+// CTA of the cluster: its rank and 1, or 0 where a CTA is alone.
 #pragma once
 
 static inline uint8_t* aligned(const void* at, int bytes, int line) {
@@ -9,12 +9,19 @@ static inline uint8_t* aligned(const void* at, int bytes, int line) {
 }
 
 static inline Cta* cta_of(Thread* t, uint32_t address, int line) {
-  const uint32_t rank = address >> kRankShift;
-  if (__builtin_expect(rank == 0, 1)) return t->cta;
-  if (rank > (uint32_t)t->cta->cluster->ctas) stop(line, "shared address %#x is of no CTA of the cluster", address);
+  const uint32_t rank = address >> kRankShift, alone = t->cta->cluster->ctas == 1;
+  if (__builtin_expect(alone && rank == 0, 1)) return t->cta;
+  if (rank == 0 || rank > (uint32_t)t->cta->cluster->ctas) stop(line, "shared address %#x is of no CTA of the cluster", address);
   Cta* other = t->cta->cluster->cta[rank - 1];
   if (other->alive == 0) stop(line, "shared memory of CTA %d, which has left", other->number);
   return other;
+}
+
+// Where the window of a thread's own CTA begins.
+static inline uint32_t own_window(Thread* t) {
+  uint32_t rank = 0;
+  while (t->cta->cluster->cta[rank] != t->cta) ++rank;
+  return kShared0 + (t->cta->cluster->ctas == 1 ? 0 : (rank + 1) << kRankShift);
 }
 
 static inline uint8_t* shared_at(Thread* t, uint64_t address, uint32_t bytes, int line) {

@@ -76,7 +76,7 @@ class Function:
         if symbol in self.symbols:
             return f"(uint64_t){self.symbols[symbol]}"
         if symbol in self.shared:
-            return f"kShared0 + {self.shared[symbol]}"
+            return f"own_window(t) + {self.shared[symbol]}"
         raise UnknownInstructionError(f"the symbol {symbol}")
 
     def write(self, register: str, value: str, kind: str) -> str:
