@@ -160,6 +160,23 @@ def test_as_many_slots_as_are_collected_on_chip(dtype):
     return [Asked(plan, scores, {}, runs=1) for plan in plans]
 
 
+RESIDENT = {name: one for name, one in zip(IDS, SHAPES, strict=True) if one[0].startswith("resident")}
+SOME = dict(list(RESIDENT.items())[::8])
+
+
+@pytest.mark.parametrize(("family", "shape"), SOME.values(), ids=SOME)
+@served.judged("{family}")
+def test_scores_too_good_for_buckets_of_one_value(family, shape):
+    """60 scores are many octaves above the others, most often where no sample is: all are in the first bucket."""
+    width, rows = shape.resident_width, 12
+    rng = np.random.default_rng(15)
+    scores = rng.uniform(1, 1.1, (rows, width)) * 2.0**-20
+    for row in scores:
+        row[rng.choice(width, 60, replace=False)] = np.exp2(rng.uniform(0, 3, 60))
+    plans = plans_of(family, in_dtype(family, shape, "bfloat16"), rows, (5, 50), "bfloat16")
+    return [Asked(plan, stacked(scores, dtype="bfloat16"), {}, runs=1) for plan in plans]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @served.judged("banded")
 def test_rows_of_every_length_in_several_launches(dtype):

@@ -88,6 +88,16 @@ static inline float half_of_pair(uint32_t pair, int at, int bfloat) {
   memcpy(&number, &wide, sizeof number);
   return bfloat ? number : half_to_float(half);
 }
+/* Of bfloat16; of a number and NaN, the number. */
+static inline uint32_t greater_halves(uint32_t a, uint32_t b) {
+  uint32_t out = 0;
+  for (int i = 0; i < 32; i += 16) {
+    const float x = half_of_pair(a, i, 1), y = half_of_pair(b, i, 1);
+    const int second = isnan(x) || x < y || (x == y && signbit(x));
+    out |= (uint32_t)(uint16_t)(isnan(x) && isnan(y) ? 0x7fff : (second ? b : a) >> i) << i;
+  }
+  return out;
+}
 /* `test`: 0 for NaN in either, 1 for at least, 2 for equal. */
 static inline uint32_t test_halves(uint32_t a, uint32_t b, int test, int bfloat) {
   uint32_t out = 0;

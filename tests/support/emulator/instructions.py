@@ -280,7 +280,9 @@ def simple(template: str, form: str | None = None, kind: str = "u32") -> Callabl
 def extreme(f: Function, parts: list[str], o: list[str], line: int) -> str:
     kind = parts[-1] if parts[-1] != "relu" else parts[-2]
     known(parts, kind)
-    a, b = (f.read(x, kind if kind != "s16x2" else "u32") for x in o[1:])
+    a, b = (f.read(x, kind if "x2" not in kind else "u32") for x in o[1:])
+    if kind == "bf16x2" and parts[0] == "max":
+        return f.write(o[0], f"greater_halves({a}, {b})", "u32")
     if kind == "s16x2":
         return f.write(o[0], f"min_halves_relu({a}, {b})", "u32")
     if kind == "f32":

@@ -49,6 +49,12 @@ __device__ __forceinline__ unsigned nan_halves(unsigned halves) {
   }
 KSIEVE_COMPARE_HALVES(halves_reaching, "ge")
 KSIEVE_COMPARE_HALVES(equal_halves, "eq")
+// Returns the greater bfloat16 number of each half; of a number and NaN, the number.
+__device__ __forceinline__ unsigned greater_halves(unsigned halves, unsigned others) {
+  unsigned greater;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(greater) : "r"(halves), "r"(others));
+  return greater;
+}
 // Returns each half's sign bit, repeated in all of its bits.
 __device__ __forceinline__ unsigned signs_of_halves(unsigned halves) {
   unsigned negative;

@@ -58,6 +58,25 @@ struct LinearBuckets {
   __device__ __forceinline__ static float numbered(int number) { return kOne + static_cast<float>(number) * kUnit; }
 };
 
+// Buckets of one bfloat16 value each, from a positive one up, `floor`. Two scores are counted together, as they are in
+// memory. The last bucket has every score that is no better than `floor`, and NaN; the first one every score that is
+// too good for a bucket of its own. Numbers are kept times kStride: they are the offsets of bins.
+constexpr bool kByValue =
+    Stored::kPairs == Pairs::kBfloat16 && kBulkCopies; // before sm_90 such steps take more instructions
+struct ValueBuckets {
+  static constexpr int kStride = 4;
+  static constexpr u32 kPair = 0x10001u;
+  static constexpr u32 kLast = kStride * (kBins - 1) * kPair;
+  u32 floor; // bits of the value
+
+  // Returns the offsets of the bins of two ranked scores.
+  __device__ __forceinline__ u32 of(u32 pair) const {
+    const u32 height = __viaddmin_s16x2_relu(greater_halves(pair, floor * kPair), (-floor & 0xffffu) * kPair,
+                                             (kBins - 1) * kPair); // values above the floor
+    return kLast - kStride * height;
+  }
+};
+
 // The bucket numbers of this thread's scores, two in a word.
 struct BucketIds {
   u32 pair[kEach / 2];
@@ -121,6 +140,7 @@ struct BracketBuckets {
   u32 worst;
   u32 best;
   bool uses_key_distance;
+  bool by_value; // buckets have one value each (ValueBuckets): both ends are positive, and near enough
 
   __device__ __forceinline__ explicit BracketBuckets(int slot) : BracketBuckets(descriptor_at(slot).bracket) {}
   template <class AnyBracket>
@@ -131,7 +151,12 @@ struct BracketBuckets {
     }
     const float sixteenth = LinearBuckets::sixteenth(score_of_key(worst), score_of_key(best));
     uses_key_distance = sixteenth < 0x1p-126f ? best < worst : !bracket.signs && static_cast<int>(worst - best) > kWide;
+    by_value = kByValue && best >= kInfinityKey && best <= worst && worst < kZeroKey && worst - best < kBins - 1 << 16;
   }
+
+  __device__ __forceinline__ ValueBuckets values() const { return {score_bits(worst)}; }
+  // Returns the bits of a positive bfloat16 score, given its ordered key.
+  __device__ __forceinline__ static u32 score_bits(u32 key) { return ~key << 1 >> 17; }
 
   __device__ __forceinline__ LinearBuckets linear() const {
     return uses_key_distance ? LinearBuckets(0, static_cast<float>(worst - best))
@@ -146,6 +171,10 @@ struct BracketBuckets {
   }
 
   __device__ __forceinline__ float of(float score) const {
+    if (by_value) {
+      const u32 height = score > score_of_key(worst) ? (worst - number_key(score)) >> 16 : 0;
+      return LinearBuckets::numbered(kBins - 1 - static_cast<int>(min(height, u32{kBins - 1})));
+    }
     return linear().of(uses_key_distance ? key_distance(score) : score_of_ranked(score));
   }
 
@@ -163,6 +192,7 @@ struct BracketBuckets {
   __device__ __forceinline__ static bool one_value(int bin, int slot) {
     if constexpr (!kFewValues) return false;
     const BracketBuckets buckets(slot);
+    if (buckets.by_value) return bin != 0;
     const LinearBuckets linear = buckets.linear();
     const float fraction = 1.0f - (static_cast<float>(bin) + 0.5f) * (1.0f / (kBins - 1)); // the bucket's middle
     const float at = __fdividef(fraction - linear.offset, linear.scale);
@@ -184,6 +214,7 @@ struct BracketBuckets {
     const BracketBuckets buckets(slot);
     const u32 end = buckets.worst - kInfinityKey;
     if (bin == kBins - 1) return {end, kNanKey};
+    if (buckets.by_value) return {0, end - (static_cast<u32>(kBins - 1 - bin) << 16)}; // the first has several values
     const LinearBuckets linear = buckets.linear();
     auto key_of = [&](int number) { // shifted key of the best score in the bucket
       const float fraction = 1.0f - static_cast<float>(number) * (1.0f / (kBins - 1));

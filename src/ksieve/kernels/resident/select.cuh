@@ -181,6 +181,26 @@ __device__ __noinline__ BucketIds count_key_distances(int slot) {
   return ids;
 }
 
+// count_buckets for buckets of one value each (ValueBuckets).
+template <bool kEarly, bool kAlone, class Ready>
+__device__ __forceinline__ void count_values(int slot, int valid, ValueBuckets values, BucketIds& ids, Ready ready) {
+  auto count = [&](int vector, const Raw& raw) {
+#pragma unroll
+    for (int i = 0; i < kVector; i += 2) {
+      const u32 offsets = values.of(ranked_word(raw.word[i / 2]));
+      count_at(offsets & 0xffffu);
+      count_at(offsets >> 16);
+      ids.pair[(vector * kVector + i) / 2] = offsets;
+    }
+  };
+  auto skip = [&](int vector) {
+#pragma unroll
+    for (int i = 0; i < kVector; i += 2)
+      ids.pair[(vector * kVector + i) / 2] = ValueBuckets::kLast;
+  };
+  each_vector<kEarly, true, kAlone, false, true>(slot, valid, count, skip, ready);
+}
+
 // Most equal scores that CTAs which share a row count in the upper half of a word (Share).
 constexpr int kMostShared = 0x7fff;
 
@@ -205,7 +225,10 @@ __device__ __forceinline__ bool select_resident(const Params& p, int slot, Ahead
   }
   BucketIds ids;
   const BracketBuckets buckets = kBracketKnown ? BracketBuckets(bracket) : BracketBuckets(slot);
-  if (unlikely(buckets.uses_key_distance)) {
+  const bool by_value = kByValue && buckets.by_value;
+  if (by_value) {
+    if constexpr (kByValue) count_values<!kHungry, Scope::kAlone>(slot, valid, buckets.values(), ids, await_bracket);
+  } else if (unlikely(buckets.uses_key_distance)) {
     await_bracket();
     ids = count_key_distances(slot);
   } else {
@@ -217,12 +240,12 @@ __device__ __forceinline__ bool select_resident(const Params& p, int slot, Ahead
   const int remaining_k = descriptor_at(slot).slots - found.before;
   const bool beyond = found.bin == kBins - 1; // the last bucket also has every score worse than the bracket
   bool whole = found.count == remaining_k && !beyond;
-  Divided divided = divide(ids, found.bin);
+  Divided divided = divide(ids, by_value ? ValueBuckets::kStride * found.bin : found.bin);
   bool one_value = false;
   bool equal = false;
   if constexpr (kFewValues) {
     // Equal scores of the bucket need no ranking: any of them complete the answer.
-    one_value = !beyond && !whole && found.count > kTailMax && BracketBuckets::one_value(found.bin, slot);
+    one_value = !beyond && !whole && (by_value || found.count > kTailMax) && BracketBuckets::one_value(found.bin, slot);
     equal = one_value && (Scope::kAlone || found.count <= kMostShared);
     whole = whole || equal;
     if (Scope::kAlone && equal) {

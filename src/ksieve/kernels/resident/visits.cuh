@@ -106,8 +106,10 @@ template <bool kCounted> __device__ __forceinline__ void clear_front(int slot, R
 // Calls visit(vector, scores) for each of this thread's vectors, and ready() in front of the first visit. With kEarly
 // the next vector is read ahead, since its load would queue behind the counts, and an overflow vector is loaded a piece
 // ahead. With kLast no thread reads the ring afterwards, so that overflow vectors may be copied to where vectors were
-// read. With kAlone, skip(vector) is called for vectors behind the row. Call by whole warps.
-template <bool kEarly, bool kLast, bool kAlone, bool kCounted, class Visit, class Skip, class Ready>
+// read. With kAlone, skip(vector) is called for vectors behind the row. With kInWords the scores are passed as they are
+// in memory, two in a word, where those behind the row are the worst. Call by whole warps.
+template <bool kEarly, bool kLast, bool kAlone, bool kCounted, bool kInWords = false, class Visit, class Skip,
+          class Ready>
 __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Skip skip, Ready ready) {
   constexpr bool kReplaced = kLast && kOverflowVectors && kChunks > 1;
   constexpr bool kSkips = kAlone && kTile > 8192; // shorter rows do not pay for the branches
@@ -138,8 +140,12 @@ __device__ __forceinline__ void each_vector(int slot, int valid, Visit visit, Sk
         clear_behind<kCounted>(vector, valid, score);
       }
     }
-    if (kInWord > 1) unpack_vector<kCounted>(raw, score);
-    visit(vector, score);
+    if constexpr (kInWords) {
+      visit(vector, raw);
+    } else {
+      if (kInWord > 1) unpack_vector<kCounted>(raw, score);
+      visit(vector, score);
+    }
     if (!kEarly && kEach >= 64) keep_apart(); // vectors
   };
   Raw next = {};
