@@ -12,9 +12,11 @@ import pytest
 
 import ksieve
 from flat_calls import ask
-from ksieve.backends.cpu import runner
+from ksieve.backends.cpu import runner, short, simd
+from ksieve.backends.cpu.rows import address_of
 from ksieve.model import guess
 from ksieve_lab.bench import cpu_worst_rows
+from ksieve_lab.workloads.producers import PRODUCERS
 
 MOST = 6
 """Times a random row's work that contract line C21 allows any row."""
@@ -45,6 +47,16 @@ def test_a_row_aimed_at_a_known_guess_costs_no_more_under_another_seed() -> None
     usual = runner.row_work(plan, plain, 77)[0]
     assert runner.row_work(plan, row[None], 77)[0] <= MOST * usual
     assert runner.row_work(plan, row[None], cpu_worst_rows.KNOWN_SEED)[0] > runner.row_work(plan, row[None], 77)[0]
+
+
+@pytest.mark.parametrize("family", PRODUCERS)
+def test_no_short_row_takes_more_passes(family: str) -> None:
+    keys = np.empty(simd.SHORT, np.uint32)
+    for width, k in ((100, 8), (1000, 3), (5000, 4999), (simd.SHORT, 16)):
+        row, slots = PRODUCERS[family](1, width, seed=3, k=k)[0], np.empty(k, np.int32)
+        passes = short.select_short(address_of(row), width, 0, address_of(slots), k, address_of(keys), 0, 0)
+        assert ksieve.verify(row[None], None, slots[None]).ok
+        assert passes <= 38
 
 
 def test_no_answer_depends_on_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:

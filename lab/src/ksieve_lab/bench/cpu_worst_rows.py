@@ -20,7 +20,7 @@ from ksieve.planning.plan import Plan
 
 F32 = NDArray[np.float32]
 
-SHAPES = ((524_288, 2048), (131_072, 2048), (16_384, 2048), (131_072, 512))
+SHAPES = ((524_288, 2048), (131_072, 2048), (131_072, 16_384), (16_384, 2048), (131_072, 512))
 """Width and k of the searches that are published."""
 
 STEPS = 2000

@@ -16,8 +16,8 @@ model counts the same reads (`ksieve.model.reference`).
 What only some calls need is compiled alone, and called through an address that is 0 in all others. `convert` ranks and
 widens scores (`ksieve.backends.cpu.converting`), `account` fills the statistics, and `emit_last` ends HIGHEST_TIES.
 
-A row of at most `TILE` scores is bisected instead (`ksieve.backends.cpu.short`), into the same slots. Calls with
-HIGHEST_TIES, or with statistics, which describe these steps, do not bisect.
+A row of at most `SHORT` scores is searched in cache instead (`ksieve.backends.cpu.short`), into the same slots. Calls
+with HIGHEST_TIES, or with statistics, which describe these steps, do not.
 
 Another thread may rewrite the scores during a call, so that two reads of a score may differ. No loop bound or address
 may depend on a second read. Every selection works on keys that are stored once, and writes every slot from them.
@@ -46,7 +46,7 @@ from ksieve.backends.cpu.compiled import entry, kernel, prepare
 from ksieve.backends.cpu.ranking import emit, emit_last, kth
 from ksieve.backends.cpu.short import select_short
 from ksieve.backends.cpu.sieve import sieve
-from ksieve.backends.cpu.simd import TILE, Int, call, i32s, i64s, jit, larger, smaller, store_i32, u32s
+from ksieve.backends.cpu.simd import SHORT, Int, call, i32s, i64s, jit, larger, smaller, store_i32, u32s
 from ksieve.backends.cpu.views import guess_cutoff, offset, sample_keys, view_size
 from ksieve.core.keys import NAN_KEY
 from ksieve.core.policy import SamplingPolicy
@@ -187,7 +187,7 @@ def select_rows(
             stats[COMMITTED] = used
             for i in range(used):
                 store_i32(slots + 4 * i, np.int32(i))
-        elif raw == 0 and work == 0 and ending == 0 and length <= TILE:
+        elif raw == 0 and work == 0 and ending == 0 and length <= SHORT:
             ahead = row + larger(pitch, size * length)  # segments have no pitch
             select_short(row, length, convert, slots, most, memory + at.WIDE, ahead, ahead + size * length)
         else:

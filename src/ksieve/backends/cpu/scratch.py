@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ksieve.backends.cpu.simd import HIST_BINS, TILE, Int, i64s, jit
+from ksieve.backends.cpu.simd import HIST_BINS, SHORT, Int, i64s, jit
 from ksieve.core.stats import STATS_COLUMNS
 from ksieve.model.guess import BLOCK
 
@@ -22,8 +22,8 @@ THRESHOLDS = 12
 HISTOGRAM = 0
 """int32 (HIST_BINS,)."""
 WIDE = HISTOGRAM + 4 * HIST_BINS
-"""uint32 (TILE,): float32 bits of a tile that cannot be read in place."""
-PLACES = WIDE + 4 * TILE
+"""uint32 (SHORT,): float32 bits of a tile that cannot be read in place; keys of a short row."""
+PLACES = WIDE + 4 * SHORT
 """int64 (BATCH + GROUPS_AHEAD,): where the groups of a batch begin, and some of the next one."""
 FOUND = PLACES + 8 * (BATCH + GROUPS_AHEAD)
 """int64 (2,): what a kernel returns besides its result."""

@@ -1,4 +1,4 @@
-"""Rows of at most `TILE` scores: their keys stay in cache, where bisection finds the k-th one.
+"""Rows of at most `SHORT` scores: their keys stay in cache, where counts of keys up to a limit find the k-th one.
 
 A guess, stored candidates and a histogram, as for longer rows, cost more than such a row. Its scores are read once,
 so that the keys do not change while another thread rewrites them.
@@ -47,10 +47,11 @@ def _store_bits(slot: Int, end: Int, position: Int, mask: Word) -> Int:
 @kernel
 def select_short(
     row: Int, length: Int, convert: Int, slots: Int, k: Int, keys: Int, ahead: Int, until: Int
-) -> None:  # fmt: skip
+) -> Int:  # fmt: skip
     """Write the positions of the k best of `length` > k scores: the better ones, then the first equal to the k-th.
 
-    `keys`, the address of uint32 (TILE,), receives the keys. Scores from address `ahead` to `until` are prefetched.
+    Returns the number of passes over the keys that found the k-th: 38 at most, 6 in steps and 32 that bisect.
+    `keys`, the address of uint32 (SHORT,), receives the keys. Scores from address `ahead` to `until` are prefetched.
     """
     key, filled = u32s(keys), (length + BLOCK - 1) // BLOCK * BLOCK
     if convert == 0:
@@ -65,8 +66,9 @@ def select_short(
         best = key[i] if key[i] < best else best
     # At most `high` are k keys or more, below `low` fewer than k. With exactly k the search is over. Steps from the
     # best key grow until one passes the k-th; the range of that step is bisected, which is most often a narrow one.
-    low, high, count, step = np.int64(best), NAN_KEY, length, STEP
+    low, high, count, step, passes = np.int64(best), NAN_KEY, length, STEP, 0
     while low < high and count != k:
+        passes += 1
         middle = smaller(low + step, (low + high) // 2)
         for line in range(ahead, smaller(ahead + PORTION, until), LINE):
             prefetch(line)
@@ -75,7 +77,7 @@ def select_short(
         for i in range(filled):
             found = np.uint32(found + np.uint32(key[i] <= limit))
         if found < k:
-            low, step = middle + 1, 4 * step
+            low, step = middle + 1, smaller(4 * step, NAN_KEY)
         else:
             high, count = middle, np.int64(found)
     limit, least = np.uint32(high), np.uint32(NAN_KEY)
@@ -90,3 +92,4 @@ def select_short(
         if slots == end:
             break
         slots = _store_bits(slots, end, i, key_mask(keys + 4 * i, worst) & ~key_mask(keys + 4 * i, better))
+    return passes

@@ -25,11 +25,10 @@ extending, types = numba.extending, numba.types
 HIST_BINS = 2048
 
 TILE = 4096
-"""Scores widened or copied at a time where they cannot be compared in place (16 KiB of L1 cache).
+"""Scores widened or copied at a time where they cannot be compared in place (16 KiB of L1 cache)."""
 
-Also the length up to which rows are bisected: at 8,192 scores a guess is faster for small k
-(docs/decisions/0023-short-rows-on-the-cpu.md).
-"""
+SHORT = 16_384
+"""Length up to which the keys of a row are searched in cache (docs/decisions/0023-short-rows-on-the-cpu.md)."""
 
 AHEAD = 4096
 """Prefetch distance of a scan in bytes: the hardware prefetcher stops at every 4 KiB page."""
