@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ksieve.core import atomic
-from ksieve.planning.cost import ITEM_BYTES, plain_read_us
+from ksieve.core.dtypes import SCORE_DTYPES
+from ksieve.planning.cost import plain_read_us
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "src" / "ksieve" / "planning" / "data" / "cost.json"
@@ -34,7 +35,7 @@ def measured() -> dict[tuple[str, int, int, int], tuple[float, float]]:
             own, dtype = case["selectors"]["ksieve"], case.get("dtype", settings.get("dtype"))
             if not own.get("exact"):
                 continue
-            full = case["rows"] * case["width"] * ITEM_BYTES[dtype]
+            full = case["rows"] * case["width"] * SCORE_DTYPES[dtype].size
             us = own["median_us"] * plain_read_us(full, CARD) / plain_read_us(case["read_bytes"], CARD)
             key = (dtype, case.get("k", settings.get("k")), case["width"], case["rows"])
             found[key] = (float(f"{us:.4g}"), round(own["of_floor"], 3))

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ksieve.core.device import DeviceInfo
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.problem import Problem
 from ksieve.core.text import seconds_text
 
@@ -42,7 +43,6 @@ BANDWIDTH = {
 }  # fmt: skip
 """Peak memory bandwidth in TB/s by a word of the device's name, from the vendor's data sheets."""
 
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 FARTHEST = 16
 """Measured rows or widths that are interpolated between differ by at most this factor."""
@@ -107,7 +107,7 @@ def cost_of(problem: Problem, device: DeviceInfo) -> Cost | None:
     if card is None or problem.rows * problem.width == 0:
         return None
     on, shapes = table()
-    size = problem.rows * problem.usual * ITEM_BYTES[problem.dtype]
+    size = problem.rows * problem.usual * SCORE_DTYPES[problem.dtype].size
     read, read_there = plain_read_us(size, card), plain_read_us(size, on)
     for k, grid in shapes[problem.dtype].items():
         found = _interpolated(grid, problem.rows, problem.usual) if k >= problem.k else None
@@ -160,6 +160,8 @@ def table() -> tuple[str, dict[str, dict[int, Grid]]]:
     found: dict[str, dict[int, Grid]] = {}
     for dtype, grids in facts["shapes"].items():
         for k, grid in grids.items():
-            of_widths = {int(width): factors(listed, int(width) * ITEM_BYTES[dtype]) for width, listed in grid.items()}
+            of_widths = {
+                int(width): factors(listed, int(width) * SCORE_DTYPES[dtype].size) for width, listed in grid.items()
+            }
             found.setdefault(dtype, {})[int(k)] = of_widths
     return card, found
