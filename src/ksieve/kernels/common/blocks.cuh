@@ -44,8 +44,10 @@ __device__ __forceinline__ Words load_some(const Bits* from, int at, int low, in
   }
   Words raw = {};
 #pragma unroll
-  for (int i = 0; i < kEach; ++i)
-    raw.word[i / Source::kInWord] |= bits[i] << i % Source::kInWord * Source::kBits;
+  for (int i = 0; i < kEach; ++i) {
+    u32& word = raw.word[i / Source::kInWord];
+    word = bits[i] << i % Source::kInWord * Source::kBits | word; // the order of operands changes machine code
+  }
   return raw;
 }
 } // namespace source
