@@ -148,7 +148,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
     // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
     if (kOrder == Order::kAny && wide) sync_owners<kOwners>();
     if constexpr (kWritesValues) {
-      Value* values = static_cast<Value*>(o.values) + KSIEVE_ROW_AT(p, kValues, row.id, o.values_pitch);
+      auto* values = static_cast<source::Bits*>(o.values) + KSIEVE_ROW_AT(p, kValues, row.id, o.values_pitch);
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b) {
         int slot = first + b * kOwners;
