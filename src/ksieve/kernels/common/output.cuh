@@ -39,12 +39,17 @@ __device__ __forceinline__ int written_slots(const Params& p, int used, int slot
 // before it is read. Behind them is room for forced scores that have positions of their own.
 __device__ __forceinline__ int* row_output(const Params& p, int id) {
   const int staged = p.k + (kPositions ? kForced : 0);
-  const int columns = kExpand ? columns_of(p) : staged;
-  int* out = p.indices + KSIEVE_ROW_AT(p, kIndices, id, p.out_pitch);
+  if constexpr (kExpand) {
+    const int columns = columns_of(p);
+    const i64 first = KSIEVE_ROW_AT(p, kIndices, id, p.out_pitch);
+    int* out = p.options.flags & kWide ? reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + first) + columns
+                                       : p.indices + first;
+    return out + (columns - staged);
+  }
   if (kEpilogue && p.options.flags & kWide)
-    out = reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + KSIEVE_ROW_AT(p, kIndices, id, p.out_pitch)) +
-          columns;
-  return out + (columns - staged);
+    return reinterpret_cast<int*>(reinterpret_cast<i64*>(p.indices) + KSIEVE_ROW_AT(p, kIndices, id, p.out_pitch)) +
+           staged;
+  return p.indices + KSIEVE_ROW_AT(p, kIndices, id, p.out_pitch);
 }
 
 // Writes the first `count` of `taken` positions collected in shared memory to `out`, in order, 16 bytes at a time where

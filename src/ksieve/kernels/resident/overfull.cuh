@@ -203,9 +203,15 @@ __device__ __forceinline__ void each_undecided(const Marks& left, int slot, KeyB
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
     const int vectors = min(kInWord, kVectors - w * kInWord);
-#pragma unroll kUnrolled ? kInWord : 1
-    for (int from = 0; from < vectors; from += kTogether)
-      look(w, from);
+    if constexpr (kUnrolled) {
+#pragma unroll
+      for (int from = 0; from < vectors; from += kTogether)
+        look(w, from);
+    } else {
+#pragma unroll 1
+      for (int from = 0; from < vectors; from += kTogether)
+        look(w, from);
+    }
   }
 }
 

@@ -68,9 +68,11 @@ __device__ __forceinline__ Digit digit_of(const Proposal& found) {
 // infinity, which the ring also holds behind a row, and NaN cannot be the cutoff of Filter: they are classified.
 __device__ __forceinline__ void set_proposal_rule(const RowTask& t, const Proposal& found, int* num_ties) {
   if (threadIdx.x != 0) return; // thread 0 has just written the cutoff
-  Mode mode = found.cutoff[0] < Stored::kWorstKey ? Mode::kInclusive : Mode::kClassify;
-  if (found.expect_plateau) mode = Mode::kSeparateTies;
-  set_rule(t, mode, 0, {0, found.cutoff[0]}, digit_of(found));
+  u32 cutoff = found.cutoff[0];
+  Mode mode = found.expect_plateau         ? Mode::kSeparateTies
+              : cutoff < Stored::kWorstKey ? Mode::kInclusive
+                                           : Mode::kClassify;
+  set_rule(t, mode, 0, {0, cutoff}, digit_of(found));
   shared_storage().rule.num_ties = num_ties;
 }
 
