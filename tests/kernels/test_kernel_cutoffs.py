@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import host_code
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.keys import order_key, widen
 from ksieve.core.ranking import RANKINGS, Ranking, ranked
 
@@ -31,20 +32,22 @@ template <bool> u32 equal_halves(u32, u32);  // not called here
 u32 signs_of_halves(u32);
 template <bool kFirst, class A, class B> struct Choose { using Type = A; };
 template <class A, class B> struct Choose<false, A, B> { using Type = B; };
-enum class Dtype { kFloat32, kFloat16, kBfloat16 };
-constexpr Dtype kDtype = Dtype::%(dtype)s;
+struct Words { u32 word[4]; };
+u32 __byte_perm(u32, u32, u32);  // not called here
 #define KSIEVE_OPTION(define) define
+#define KSIEVE_DTYPE %(dtype)d
 #define KSIEVE_RANKING %(number)d
 #define KSIEVE_SOURCE_DTYPE 0
+%(dtypes)s
 %(ranking)s
 """
-"""What the kernels' text needs of the device, and common/ranking.cuh."""
+"""What the kernels' text needs of the device, common/dtypes.cuh and common/ranking.cuh."""
 
 HOST = """
 static float __saturatef(float x) { return x >= 1 ? 1.0f : x > 0 ? x : 0.0f; }  // NaN gives 0, as on the device
 constexpr u32 kNanKey = 0xffffffffu;
-constexpr int kBatch = 4, kVector = 4;
-struct Raw { u32 word[4]; };
+constexpr int kBatch = 4;
+using Raw = Words;
 static float unpack(const Raw& raw, int i) { return widen(__uint_as_float(raw.word[i])); }
 %(keys)s
 %(above)s
@@ -77,9 +80,13 @@ NUMBERS = [
 
 def device(dtype: str, ranking: Ranking = "largest") -> str:
     """`DEVICE` for a dtype and a ranking."""
-    text = host_code.text("common/ranking.cuh")
-    text = text[text.index("enum class Ranking") :]
-    return DEVICE % {"dtype": f"k{dtype.capitalize()}", "number": RANKINGS.index(ranking), "ranking": text}
+    ranking_text, dtypes = (host_code.text(f"common/{name}.cuh") for name in ("ranking", "dtypes"))
+    return DEVICE % {
+        "dtype": SCORE_DTYPES[dtype].number,
+        "number": RANKINGS.index(ranking),
+        "dtypes": dtypes.replace("#pragma once", ""),
+        "ranking": ranking_text[ranking_text.index("enum class Ranking") :],
+    }
 
 
 def source(ranking: Ranking) -> str:

@@ -84,7 +84,7 @@ STAMPS: dict[str, tuple[tuple[str, str], ...]] = {
         ("  if (first) {\n", f"  profile_begin(t.params.stats, {_ROW});\n  if (first) {{\n"),
         ("  Frontier frontier;\n", f"  {_stamp(0)}\n  Frontier frontier;\n"),
         ("[] { return Merged::kWhole; }", f"[&] {{ {_stamp(1)} return Merged::kWhole; }}"),
-        ("  meanwhile();\n", f"  {_stamp(2)}\n  meanwhile();\n"),
+        ("  prefetch_next();\n", f"  {_stamp(2)}\n  prefetch_next();\n"),
         ("  return refine(t, frontier);\n",
          f"  const bool is_final = refine(t, frontier);\n  {_stamp(3)}\n  return is_final;\n"),
     ),
