@@ -126,6 +126,17 @@ class TestDtypesGivenAsDtypes:
             ksieve.topk(in_torch(SCORES), k=3, index_dtype=torch.int64, out=out)
 
 
+def test_a_path_is_told_how_to_map_the_file(tmp_path):
+    for path in ("scores.npy", tmp_path / "scores.npy"):
+        with pytest.raises(ArgumentError, match=r"^scores: got .*np\.load\(path, mmap_mode='r'\)"):
+            ksieve.topk(path, k=3)
+
+
+def test_bounds_of_flat_scores_in_the_place_of_lengths_are_told_where_they_go():
+    with pytest.raises(ArgumentError, match=r"^lengths: got shape \(3,\); takes .*ksieve\.Segments\(indptr\)"):
+        ksieve.topk(SCORES.ravel(), np.array([0, 9, 256]), k=3)
+
+
 def test_types_are_named_as_one_imports_them():
     with pytest.raises(ArgumentError, match=r"^scores: got int; takes"):
         ksieve.topk(5, k=3)

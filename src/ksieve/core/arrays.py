@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,7 +102,8 @@ def inspect(array: Any, name: str) -> ArrayInfo:
         # A foreign class may raise any exception from its shape or address.
         said = (str(error).splitlines() or [""])[0]
         got = f"{kind_of(array)}, which cannot be read ({type(error).__name__}: {shown(said)})"
-        raise ArgumentError(name, got, TAKES) from error
+        takes = f"{TAKES} outside of JAX's transformations" if "Tracer" in type(array).__name__ else TAKES
+        raise ArgumentError(name, got, takes) from error
 
 
 def _described(array: Any, name: str) -> ArrayInfo:
@@ -123,7 +125,11 @@ def _described(array: Any, name: str) -> ArrayInfo:
         if int(kind) == _DLPACK_CUDA:
             return ArrayInfo(library, Device("cuda", int(index)), *dlpack.describe(array))
         raise ArgumentError(name, f"an array on DLPack device {int(kind)}:{index}", "an array on cpu or cuda")
-    takes = f"{TAKES}: np.array({name}) first" if isinstance(array, (list, tuple)) else TAKES
+    takes = TAKES
+    if isinstance(array, (list, tuple)):
+        takes += f": np.array({name}) first"
+    elif isinstance(array, (str, PathLike)):
+        takes += ": np.load(path, mmap_mode='r') maps a .npy file"
     raise ArgumentError(name, kind_of(array), takes)
 
 

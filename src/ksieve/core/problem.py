@@ -89,7 +89,8 @@ def check_k(k: Any, name: str = "k", least: int = 1) -> int:
     """Return k as an int in [least, 2**20]."""
     if not is_int(k) or not least <= k <= MAX_K:
         got = int(k) if is_int(k) else None if k is None else f"{kind_of(k)} {shown(k)}"
-        raise ArgumentError(name, got, f"an int from {least} to {MAX_K}")
+        constant = ", a constant: static_argnames of jax.jit" if "Tracer" in type(k).__name__ else ""
+        raise ArgumentError(name, got, f"an int from {least} to {MAX_K}{constant}")
     return int(k)
 
 
@@ -183,7 +184,7 @@ def check_scores(info: ArrayInfo, name: str = "scores", *, strided: bool = False
     dtype = canonical(info.dtype)
     if dtype not in SCORE_DTYPES:
         takes = f"dtype {', '.join(SCORE_DTYPES)}"
-        if info.dtype == "float64":
+        if info.dtype in ("float64", "int64", "uint64", "int32", "uint32"):
             takes += f": {converted(info, name, 'float32')} rounds to one"
         elif native := {">f4": "float32", ">f2": "float16"}.get(info.dtype.partition(" (")[0]):
             takes += f": {converted(info, name, native)}"
@@ -277,7 +278,10 @@ def check_vector(
     """
     _check_integers(info, name, dtypes)
     if info.shape not in shapes:
-        raise ArgumentError(name, f"shape {info.shape}", f"shape {' or '.join(map(str, shapes))}")
+        takes = f"shape {' or '.join(map(str, shapes))}"
+        if name == "lengths" and shapes == ((),) and len(info.shape) == 1:
+            takes += ": flat scores are one row; ksieve.Segments(indptr) makes rows of them"
+        raise ArgumentError(name, f"shape {info.shape}", takes)
     found = of_numbers(info, name, filled=filled)
     if not strided and len(found.shape) > 1:
         vector = len(info.shape) == 1

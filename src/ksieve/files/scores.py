@@ -203,7 +203,8 @@ def as_lengths(lengths: Array, rows: int) -> NDArray[np.int32]:
 
 def _score_dtype(path: Path, dtype: str) -> str:
     if dtype not in SCORE_DTYPES:
-        takes = "float32, float16, or bfloat16, which is uint16 in NumPy: convert them before they are saved"
+        takes = "float32, float16, or bfloat16, which is uint16 in NumPy: convert them before they are saved, "
+        takes += "or with ksieve import --dtype float32 of ksieve-lab"
         raise FileFormatError(f"{path}: scores of dtype {dtype}; takes {takes}")
     return dtype
 

@@ -99,7 +99,12 @@ class Plan:
 
     @property
     def cost(self) -> Cost | None:
-        """Estimated time on a GPU; None on a CPU, of a forced family or policy, and if the bandwidth is not known."""
+        """Estimated time on a GPU; None on a CPU, of a forced family or policy, and if the bandwidth is not known.
+
+        Its attributes are `us`, microseconds; `of_plain_read`, the speed as a share of a plain read's; `source`, which
+        is "measured", "interpolated", "bandwidth" (measured on another card) or "read" (a lower bound); `measured_on`,
+        that card; and `k`, of the measured shapes.
+        """
         return None if FORCED in self.reason else cost_of(self.problem, self.device)
 
     @property

@@ -126,7 +126,8 @@ REFUSED = [
         ({"scores": SCORES.astype(dtype)}, f"scores: got dtype {got}; takes dtype float32, float16, bfloat16{remedy}")
         for dtype, got, remedy in (
             (np.float64, "float64", ": scores.astype(np.float32) rounds to one"),
-            (np.int32, "int32", ""),
+            (np.int32, "int32", ": scores.astype(np.float32) rounds to one"),
+            (np.int16, "int16", ""),
             (">f4", ">f4 (foreign byte order)", ": scores.astype(np.float32)"),
             (">f2", ">f2 (foreign byte order)", ": scores.astype(np.float16)"),
             (">i4", ">i4 (foreign byte order)", ""),

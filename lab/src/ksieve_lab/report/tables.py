@@ -112,7 +112,7 @@ def judge(section: Section, file: File) -> None:
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Write a table."""
     head = list(columns)
-    texts = (["" if cell is None else str(cell).replace("|", "&#124;") for cell in line] for line in (head, *rows))
+    texts = (["" if cell is None else str(cell).replace("|", r"\|") for cell in line] for line in (head, *rows))
     first, *others = (f"| {' | '.join(line)} |" for line in texts)
     return "\n".join([first, "|---" * len(head) + "|", *others])
 
