@@ -37,8 +37,8 @@ struct Params {
   int* stats;               // (rows, kStatsColumns); null unless KSIEVE_STATS
   unsigned char* workspace; // layout: common/workspace.cuh
   i64 lists;                // bytes of the workspace before the lists of rows or candidates
-  int primary_rank;         // sample rank of tau0
-  int rescue_rank;          // sample rank of tau1; 0: there is no rescue cutoff
+  int primary_rank;         // rank in the sample of the primary cutoff
+  int rescue_rank;          // of the rescue cutoff; 0: there is none
 #if KSIEVE_OPTIONS          // only the preprocessor can leave out a member
   Options options;
   static constexpr int kBytes = 96 + sizeof(Options);
@@ -67,7 +67,7 @@ constexpr bool kJitter = KSIEVE_JITTER != 0; // each period of a row samples ano
 constexpr u32 kJitterRow = 0xC2B2AE35, kJitterPeriod = 0x85EBCA6B, kJitterMix = 0x9E3779B1;
 constexpr int kJitterShift = 13;
 constexpr int kPool = KSIEVE_POOLING ? 4 : 1; // adjacent scores whose best is one sample: core/policy.py, PEAK
-constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0;
+constexpr bool kExactBoundary = KSIEVE_EXACT_BOUNDARY != 0; // a cutoff is a sample, not the end of its bin
 constexpr bool kRescue = KSIEVE_RESCUE != 0;
 constexpr int kColumns = KSIEVE_COLUMNS; // candidates in each thread's column
 constexpr bool kLocalIndex16 =

@@ -21,7 +21,7 @@ enum class Mode {
 //
 // A cutoff is the worst key that a scan admits. Each is written, and read, at one time:
 //   ScanRule::worst          of the current scan: set_rule writes it; the visitors of the scan copy it to registers
-//   ScanRule::emit_from      of earlier scans, which have written the better scores: as `worst`
+//   ScanRule::emit_from      of earlier scans, which have written, or stored, the better scores: as `worst`
 //   Proposal::cutoff         of the sample: thread 0 writes it at the end of propose; set_proposal_rule and certify
 //                            read it, behind a barrier, to write the next rule
 //   SharedStorage::tie_key   not of a scan, but of the scores among which a tie-break chooses: thread 0 writes it in

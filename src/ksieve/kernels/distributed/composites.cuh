@@ -16,7 +16,7 @@ struct Shard {
   i64* samples;        // (rows, num_samples) every step-th composite
   const i64*
       gathered;  // (world, words) of each process: composites (rows, k) with kGathered, else samples; then its tag
-  i64* merged;   // (rows, 1 + room): composites up to the low sample; those between it and the high one
+  i64* merged;   // (rows, 1 + room): number of composites up to the low sample; those between it and the high one
   int* below;    // (rows,) composites of this process up to the low sample
   const i64* ks; // (rows,) k of each row; null: k
   int* indices;  // (rows, k) result

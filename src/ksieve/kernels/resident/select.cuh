@@ -1,9 +1,10 @@
-// Selection of a resident row, in any scope, without a second read.
+// Selection of a resident row, in any scope, without a second read of it.
 //   1. one score of each thread is sampled: the samples give a bracket, which misses the k-th score in about one row of
 //      100,000 (bracket_ranks)
 //   2. every score is counted in equal buckets between the ends (resident/buckets.cuh), and the k-th score's bucket is
 //      found. Threads keep bucket numbers, two in a register, not scores: the ring is free for the next row
-//   3. positions in better buckets are written; the few scores of that bucket are ranked by one warp
+//   3. positions in better buckets are written; the few scores of that bucket are loaded again, from global memory, and
+//      ranked by one warp
 // Bucket numbers are monotone in the score, so the answer is exact whatever the samples were. resident/overfull.cuh
 // selects where a bucket has too many scores.
 #pragma once

@@ -1,7 +1,7 @@
 // A push takes some columns into account: one CTA for each row appends the scores that can be among the row's k best to
-// the row's list (ksieve.Running, docs/decisions/0041-keep.md). Where the list is full it is compacted to the k best of
-// it, whose worst is the cutoff of those that follow. Every input is exact, in one launch. Columns are read once, or
-// twice where fewer than k scores reach the first cutoff, which is guessed (decision 41).
+// the row's list (ksieve.Running, docs/decisions/0041-keep.md). Where the list is full, or has k scores and no cutoff,
+// it is compacted to the k best of it, whose worst is the cutoff of those that follow. Every input is exact, in one
+// launch. Columns are read once, or twice where fewer than k scores reach the first cutoff, which is guessed.
 #include "running/list.cuh"
 
 constexpr int kDrawn = 8 / kVector; // 16-byte loads of a thread in a sample

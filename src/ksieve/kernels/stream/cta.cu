@@ -1,11 +1,12 @@
 // Families stream and stream_unsampled: one CTA has a row from sample to output.
 //
 //   1. the first wave takes row blockIdx.x; later rows come from a device queue in completion order
-//   2. per row: propose, certify, refine (stream/select.cuh); without a policy or a usable view the exact route
-//      blocks of scores are first pooled to the workspace, which mostly stays in L2
+//   2. per row: propose, certify, refine (stream/select.cuh); without a policy or a usable view the exact route. Blocks
+//      of scores are pooled first, to the workspace, which mostly stays in L2
 //   3. the last CTA to leave restores the queue, so that a replayed graph starts as the first launch did
 //
-// Row reads: 1 + 1/stride certified, 2 on the exact route. Any shape, any k <= kCapacity, any GPU from sm_80.
+// Row reads: 1 + 1/stride certified, 2 on the exact route, 3 + 1/stride behind a proposal that failed. Any shape, any k
+// <= kCapacity, any GPU from sm_80.
 #include "common/workspace.cuh"
 #include "stream/select.cuh"
 

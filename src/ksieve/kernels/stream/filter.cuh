@@ -230,7 +230,7 @@ template <bool kFast> struct Filter {
 
 // The visitor of every other scan that selects: a score is written to the output, stored as a candidate, or dropped.
 struct Classify {
-  float emitted_cutoff; // scores that reach it were written by earlier scans; NaN: none were
+  float emitted_cutoff; // scores that reach it were written, or stored, by earlier scans; NaN: none
   float better;         // scores that reach it, but not emitted_cutoff, are written by this scan
   float cutoff;         // scores that reach it, but not `better`, are candidates
   bool nan;             // whether NaN is a candidate, which no comparison finds
