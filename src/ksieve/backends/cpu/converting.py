@@ -34,6 +34,7 @@ from ksieve.model.guess import BLOCK
 types = numba.types
 
 LARGEST, SMALLEST = RANKINGS.index("largest"), RANKINGS.index("smallest")
+BFLOAT16 = SCORE_DTYPES["bfloat16"].number
 
 
 @built(types.void, types.int64, types.int64)
@@ -45,14 +46,10 @@ def _spread_block(builder: Any, source: Any, target: Any) -> None:
 
 
 @jit
-def _of_bfloat16(bits: Word) -> Word:
-    """Float32 bits of a bfloat16."""
-    return np.uint32(bits << np.uint32(16))
-
-
-@jit
-def _of_float16(bits: Word) -> Word:
-    """Float32 bits of a float16, by steps that do not depend on the flush-to-zero mode."""
+def _widened(bits: Word, dtype: Int) -> Word:
+    """Float32 bits of a 16-bit float, by steps that do not depend on the flush-to-zero mode."""
+    if dtype == BFLOAT16:
+        return np.uint32(bits << np.uint32(16))
     sign = np.uint32((bits & np.uint32(0x8000)) << np.uint32(16))
     magnitude = bits & np.uint32(0x7FFF)
     normal = np.uint32(np.uint32(magnitude << np.uint32(13)) + np.uint32(112 << 23))
@@ -61,10 +58,6 @@ def _of_float16(bits: Word) -> Word:
     wide = subnormal if magnitude < np.uint32(0x400) else normal
     wide = special if magnitude >= np.uint32(0x7C00) else wide
     return np.uint32(sign | wide)
-
-
-_WIDENED: dict[str, Any] = {"float16": _of_float16, "bfloat16": _of_bfloat16}
-"""Float32 bits of each narrower dtype."""
 
 
 @jit
@@ -94,8 +87,9 @@ def converter(dtype: str, ranking: Ranking) -> Kernel:
 
     Of float32 both addresses may be the same.
     """
-    order, widened = RANKINGS.index(ranking), _WIDENED.get(dtype, lambda bits: bits)
-    sign, infinity = np.uint32(1 << (8 * SCORE_DTYPES[dtype].size - 1)), np.uint32(SCORE_DTYPES[dtype].infinity)
+    # Numbers alone: a function in the closure would be part of the key of the machine code, another in each process.
+    order, number, size = RANKINGS.index(ranking), SCORE_DTYPES[dtype].number, SCORE_DTYPES[dtype].size
+    sign, infinity = np.uint32(1 << (8 * size - 1)), np.uint32(SCORE_DTYPES[dtype].infinity)
 
     def in_place(source: Int, count: Int, target: Int) -> None:
         wide = u32s(target)
@@ -112,9 +106,9 @@ def converter(dtype: str, ranking: Ranking) -> Kernel:
         for i in range(whole, count):
             wide[i] = load_u16(source + 2 * i)
         for i in range(count):
-            wide[i] = widened(_ranked(wide[i], sign, infinity, order))
+            wide[i] = _widened(_ranked(wide[i], sign, infinity, order), number)
 
-    function = from_narrow if dtype in _WIDENED else in_place
+    function = from_narrow if size == 2 else in_place
     function.__name__ = f"convert_{dtype}_{ranking}"
     return kernel(function)
 
