@@ -106,7 +106,7 @@ def test_the_thresholds_are_the_kernels():
     assert {int(w): float(d) for w, d in re.findall(r"warps <= (\d+) \? ([\d.]+)f", text)} == DEVIATIONS
     assert tuple(map(int, re.findall(r"all > (\d+)", text))) == BEYOND
     assert [32 * int(warps) for warps in re.findall(r"kSome = (\d+);", text)] == [SAMPLERS]
-    text = (KERNELS / "common/storage.cuh").read_text(encoding="utf-8")
+    text = (KERNELS / "common/codegen.cuh").read_text(encoding="utf-8")
     assert [int(room) for room in re.findall(r"kRoomy = kSpareRegisters >= (\d+);", text)] == [ROOMY]
 
 

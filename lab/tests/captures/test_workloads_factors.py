@@ -252,8 +252,9 @@ DOC = (ROOT / "docs" / "guide" / "files.md").read_text(encoding="utf-8")
 
 def test_its_programs_write_readable_captures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    np.save("scores.npy", np.random.default_rng(1).standard_normal((3, 5000)).astype(np.float32))
     programs = re.findall(r"```python\n(.*?)```", DOC, flags=re.DOTALL)
-    assert len(programs) == 2
+    assert len(programs) == 3
     for program in programs:
         exec(compile(program, "docs/guide/files.md", "exec"), {})
     assert capsys.readouterr().out.splitlines()[-1] == "2 (1, 100000) [90000]"
