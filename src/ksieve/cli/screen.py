@@ -55,7 +55,8 @@ def _write(command: Any, ctx: Any, formatter: Any) -> None:
     lists: dict[str, list[tuple[str, str]]] = {}
     for param in sorted(command.get_params(ctx), key=lambda each: not each.required):
         default = default_of(param)
-        text = param.help if whole else first_sentence(param.help)
+        said = param.help or "Show this message and exit."  # click's own option may have no text
+        text = said if whole else first_sentence(said)
         panel = getattr(param, "rich_help_panel", None) or f"{param.param_type_name.title()}s"
         lists.setdefault(panel, []).append((names_of(param), text + (f" [{default}]" if default else "")))
     more = [] if whole else lists.pop(OF_THE_CALL, [])
