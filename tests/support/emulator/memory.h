@@ -11,7 +11,8 @@ static inline uint8_t* aligned(const void* at, int bytes, int line) {
 static inline Cta* cta_of(Thread* t, uint32_t address, int line) {
   const uint32_t rank = address >> kRankShift, alone = t->cta->cluster->ctas == 1;
   if (__builtin_expect(alone && rank == 0, 1)) return t->cta;
-  if (rank == 0 || rank > (uint32_t)t->cta->cluster->ctas) stop(line, "shared address %#x is of no CTA of the cluster", address);
+  if (rank == 0 || rank > (uint32_t)t->cta->cluster->ctas)
+    stop(line, "shared address %#x is of no CTA of the cluster", address);
   Cta* other = t->cta->cluster->cta[rank - 1];
   if (other->alive == 0) stop(line, "shared memory of CTA %d, which has left", other->number);
   return other;
@@ -20,7 +21,8 @@ static inline Cta* cta_of(Thread* t, uint32_t address, int line) {
 // Where the window of a thread's own CTA begins.
 static inline uint32_t own_window(Thread* t) {
   uint32_t rank = 0;
-  while (t->cta->cluster->cta[rank] != t->cta) ++rank;
+  while (t->cta->cluster->cta[rank] != t->cta)
+    ++rank;
   return kShared0 + (t->cta->cluster->ctas == 1 ? 0 : (rank + 1) << kRankShift);
 }
 
