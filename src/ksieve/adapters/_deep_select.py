@@ -66,18 +66,11 @@ def topk(
     """
     require(hint is None, "hint", type(hint).__name__, "None")
     require(not (sorted and sorted_index), "sorted_index", True, "False together with sorted=True")
-    options: dict[str, Any] = {"index_dtype": index_dtype(indices_type, "indices_type", output_idx), "out": output_idx}
-    if begin is not None:
-        options["starts"] = begin
-    if end is not None:
-        options["ends"] = end
-    if sorted or sorted_index:
-        options["sorted"] = "value" if sorted else "index"
-    if output_idx_offset is not None:
-        options["offsets"] = output_idx_offset
-    if return_value:
-        options["values"] = True
-    indices, values, *_ = select(_NAMES, input, None, topk, **options)
+    dtype, order = index_dtype(indices_type, "indices_type", output_idx), "index" if sorted_index else None
+    indices, values, *_ = select(
+        _NAMES, input, None, topk, out=output_idx, index_dtype=dtype, starts=begin, ends=end,
+        sorted="value" if sorted else order, offsets=output_idx_offset, values=return_value or None,
+    )  # fmt: skip
     filled: list[tuple[Any, float]] = [(indices, idx_oob_fill_value)] if idx_oob_fill_value != -1 else []
     if return_value and value_oob_fill_value != float("-inf"):
         filled.append((values, value_oob_fill_value))
@@ -126,10 +119,9 @@ def topk_page_transform(
     -------
     Tensor of int32, shape (rows, topk)
     """
-    options: dict[str, Any] = {"page_table": page_table, "page_size": page_size, "out": output_idx}
-    if sorted_index:
-        options["sorted"] = "index"
-    found = select(_NAMES, input, end, topk, **options).indices
+    order = "index" if sorted_index else None
+    pages = {"page_table": page_table, "page_size": page_size}
+    found = select(_NAMES, input, end, topk, out=output_idx, sorted=order, **pages).indices
     if idx_oob_fill_value != -1 and (end is not None or topk > input.shape[1]):
         found.masked_fill_(_unused_slots(input, topk, None, end), idx_oob_fill_value)
     return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters._select import require, select
+from ksieve.adapters._select import from_start, require, select
 
 _PAGED = {"lengths": "seq_lens", "page_table": "page_tables", "out": "out_page_indices"} | {"raw": "out_raw_indices"}
 _SMALL = {"lengths": "seq_lens", "out": "out_page_indices"}
@@ -65,12 +65,8 @@ def topk_transform_paged(
     out_raw_indices : Tensor of int32, shape (rows, k), optional
         Receives the positions themselves, slot for slot.
     """
-    options: dict[str, Any] = {"out": out_page_indices}
-    if page_tables is not None:
-        options |= {"page_table": page_tables, "page_size": page_size}
-    if out_raw_indices is not None:
-        options["raw"] = out_raw_indices
-    select(_PAGED, scores, seq_lens, out_page_indices.shape[1], **options)
+    pages = {} if page_tables is None else {"page_table": page_tables, "page_size": page_size}
+    select(_PAGED, scores, seq_lens, out_page_indices.shape[1], out=out_page_indices, raw=out_raw_indices, **pages)
 
 
 def topk_transform_paged_v2(
@@ -90,8 +86,8 @@ def topk_transform_bf16_small(
     scores: Any, seq_lens: Any, page_table: Any, out_page_indices: Any, page_size: int
 ) -> None:
     """Do the same as `topk_transform_paged`, for rows of any dtype and width; `page_table` has a row for each."""
-    options = {"page_table": page_table, "page_size": page_size, "out": out_page_indices}
-    select(_SMALL, scores, seq_lens, out_page_indices.shape[1], **options)
+    pages = {"page_table": page_table, "page_size": page_size}
+    select(_SMALL, scores, seq_lens, out_page_indices.shape[1], out=out_page_indices, **pages)
 
 
 def topk_transform_ragged_v2(
@@ -110,10 +106,8 @@ def topk_transform_ragged_v2(
     row_starts : Tensor of int32, shape (rows,), optional
         Default: windows start at 0.
     """
-    options: dict[str, Any] = {"offsets": out_offsets, "out": out_indices}
-    if row_starts is not None:
-        options |= {"starts": row_starts, "index_base": "start"}
-    select(_RAGGED, scores, seq_lens, out_indices.shape[1], **options)
+    windows = from_start(row_starts)
+    select(_RAGGED, scores, seq_lens, out_indices.shape[1], out=out_indices, offsets=out_offsets, **windows)
 
 
 def amax_topk_blocks(logits: Any, seq_lens: Any, nblocks: Any, topk_blocks: int, max_seq_len: int | None = None) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ksieve.adapters._select import require, select
+from ksieve.adapters._select import from_start, require, select
 from ksieve.core.errors import ArgumentError
 
 _FAST = {"scores": "score", "k": "topk", "expand": "kpool", "tail": "seq_lens", "starts": "row_starts"} | {
@@ -58,14 +58,12 @@ def fast_kpool_topk_transform_fused(
         Positions of the selected pools, side by side, the tail, then -1. A negative entry of the page table,
         or one outside it, gives -1.
     """
-    options: dict[str, Any] = {} if page_table is None else {"page_table": page_table}
-    if topk_indices_offset is not None:
-        options["offsets"] = topk_indices_offset
-    if page_table_row_index is not None:
-        options["row_to_request"] = page_table_row_index
     if kpool < 1 or topk % kpool:
         raise ArgumentError("topk", topk, f"a multiple of kpool, {kpool}")
-    return _pools(_FAST, score, lengths, topk // kpool, kpool, row_starts, seq_lens, options)
+    return _pools(
+        _FAST, score, lengths, topk // kpool, kpool, row_starts, seq_lens, page_table=page_table,
+        offsets=topk_indices_offset, row_to_request=page_table_row_index,
+    )  # fmt: skip
 
 
 def topk_transform_kpool_v2(
@@ -133,26 +131,22 @@ def topk_transform_kpool_ragged_v2(
     out_offsets : Tensor of int32, shape (rows,), optional
         Added to every position.
     """
-    options: dict[str, Any] = {"out": out}
-    if page_table is not None:
-        options |= {"page_table": page_table, "page_size": page_size}
-    if out_offsets is not None:
-        options["offsets"] = out_offsets
-    if page_table_row_index is not None:
-        options["row_to_request"] = page_table_row_index
     columns = out.shape[1] - (0 if token_seq_lens is None else pool_size - 1)
     require(pool_size >= 1, "pool_size", pool_size, "a positive int")
     if columns < 0 or columns % pool_size:
         takes = f"a multiple of pool_size, {pool_size}, and with token_seq_lens pool_size - 1 more"
         raise ArgumentError("out", f"{out.shape[1]} columns", takes)
-    _pools(_RAGGED, scores, pool_lens, columns // pool_size, pool_size, row_starts, token_seq_lens, options)
+    pages = {} if page_table is None else {"page_table": page_table, "page_size": page_size}
+    _pools(
+        _RAGGED, scores, pool_lens, columns // pool_size, pool_size, row_starts, token_seq_lens, out=out,
+        offsets=out_offsets, row_to_request=page_table_row_index, **pages,
+    )  # fmt: skip
 
 
 def _pools(
-    names: dict[str, str], scores: Any, lengths: Any, k: int, size: int, starts: Any, seq_lens: Any, options: Any
+    names: dict[str, str], scores: Any, lengths: Any, k: int, size: int, starts: Any, seq_lens: Any, **options: Any
 ) -> Any:
-    if starts is not None:
-        options |= {"starts": starts, "index_base": "start"}
+    options |= from_start(starts)
     if size > 1:
         options["expand"] = size
         if seq_lens is not None:

@@ -45,10 +45,12 @@ def select(
 ) -> Selection[Any]:
     """Call `ksieve.select`; an error names the argument as the framework does.
 
-    `names`: maps names of the table of options to arguments of the framework's function. `options`: by those names.
-    `longest`: a bound of `lengths` that the host knows. The call is then planned for it, and not for a matrix as wide
-    as the longest row that the engine takes: see `columns_of`. Not with windows that begin elsewhere.
+    `names`: maps names of the table of options to arguments of the framework's function. `options`: by those names;
+    None equals omission. `longest`: a bound of `lengths` that the host knows. The call is then planned for it, and not
+    for a matrix as wide as the longest row that the engine takes: see `columns_of`. Not with windows that begin
+    elsewhere.
     """
+    options = {name: value for name, value in options.items() if value is not None}
     try:
         if longest is not None and (columns := columns_of(scores, longest)):
             if scores.is_cuda:
@@ -74,6 +76,11 @@ def _traced(scores: Any, lengths: Any, k: Any, out: Any, options: dict[str, Any]
     from ksieve.frontends.torch.ops import traced
 
     return traced(scores, lengths, k, None, out, None, None, options, stats=False)
+
+
+def from_start(starts: Any) -> dict[str, Any]:
+    """Options of windows that begin at `starts`, from which indices count; none where that is None."""
+    return {} if starts is None else {"starts": starts, "index_base": "start"}
 
 
 def columns_of(scores: Any, longest: int) -> int:

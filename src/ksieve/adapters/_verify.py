@@ -18,13 +18,11 @@ from ksieve.adapters._tally import TALLY, Asked
 from ksieve.checking.verify import verify
 from ksieve.core.groups import grouped
 from ksieve.core.options import Options
+from ksieve.core.table import JUDGED, OUTPUTS
 from ksieve.core.windows import windows
 from ksieve.files.save import save_scores
 
-_WINDOW = ("starts", "ends", "index_base", "next_n")
 _ENTRIES = ("block_size", "force_first", "force_last", "expand", "tail")
-_JUDGED = (*_WINDOW, *_ENTRIES, "largest", "nan", "sorted", "tie_break")
-_OUTPUTS = ("out", "values", "raw")
 
 _log = logging.getLogger("ksieve.adapters")
 _said: set[str] = set()
@@ -82,12 +80,12 @@ def _judge(operator: Operator, asked: Asked, ours: Any, theirs: Any, fill: int) 
     differs = _differ(ours, theirs)
     if mapped:
         # What was served cannot be mapped back: the same selection again, with the positions before the mapping.
-        again = {name: value for name, value in options.items() if name not in _OUTPUTS}
+        again = {name: value for name, value in options.items() if name not in OUTPUTS}
         served, _, positions, *_ = dispatch.select(scores, lengths, k, given=again | {"raw": True})
         other = _differ(ours if fill == -1 else ours.masked_fill(ours == fill, -1), served)
     else:
         positions, other = ours, torch.zeros_like(differs)
-    judged = grouped({name: options[name] for name in _JUDGED if name in options})
+    judged = grouped({name: options[name] for name in JUDGED if name in options})
     sentinel = -1 if mapped else fill
     verdict = verify(scores, lengths, positions, k=k, sentinel=sentinel, **judged)
     wrong = _mask(verdict, differs)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ksieve.adapters._select import decoding, require, select, tie_break_of
+from ksieve.adapters._select import decoding, from_start, require, select, tie_break_of
 from ksieve.adapters._switch import Engine
 from ksieve.distributed.holding import paged
 
@@ -76,10 +76,8 @@ def top_k(
     values : Tensor of the input's dtype, shape (rows, k)
     indices : Tensor of int64, shape (rows, k)
     """
-    options = _order(deterministic, tie_break)
-    if sorted:
-        options["sorted"] = "value"
-    found = select(_NAMES, input, None, k, values=True, index_dtype="int64", **options)
+    options, order = _order(deterministic, tie_break), "value" if sorted else None
+    found = select(_NAMES, input, None, k, values=True, index_dtype="int64", sorted=order, **options)
     return found.values, found.indices
 
 
@@ -149,17 +147,12 @@ def top_k_page_table_transform(
         shared = False
     if shared:
         options |= {"page_table": src_page_table, "page_size": page_size}
-        if row_starts is not None:
-            # The entries count from the start of the row, as indices of base "row" do.
-            options |= {"starts": row_starts, "index_base": "row"}
-        if row_to_batch is not None:
-            options["row_to_request"] = row_to_batch
-        if out_raw_indices is not None:
-            options["raw"] = out_raw_indices
-        return select(_NAMES, input, lengths, k, out=out, **options).indices
-    if row_starts is not None:
-        options |= {"starts": row_starts, "index_base": "start"}
-    raw = select(_NAMES, input, lengths, k, out=out_raw_indices, **options).indices
+        # The entries count from the start of the row, as indices of base "row" do.
+        return select(
+            _NAMES, input, lengths, k, out=out, starts=row_starts, row_to_request=row_to_batch, raw=out_raw_indices,
+            **options,
+        ).indices  # fmt: skip
+    raw = select(_NAMES, input, lengths, k, out=out_raw_indices, **from_start(row_starts), **options).indices
     entries_start = row_starts if page_table_row_starts is None else page_table_row_starts
     rows = torch.arange(raw.shape[0], device=raw.device) if row_to_batch is None else row_to_batch.long()
     found = paged(torch, raw.long(), src_page_table, page_size, rows, entries_start)
@@ -198,9 +191,7 @@ def top_k_ragged_transform(
     Tensor of int32, shape (rows, k)
         Positions relative to row_starts plus the offset, in no particular order, then -1.
     """
-    options = _order(deterministic, tie_break)
-    if row_starts is not None:
-        options |= {"starts": row_starts, "index_base": "start"}
+    options = _order(deterministic, tie_break) | from_start(row_starts)
     return select(_NAMES, input, lengths, k, offsets=offsets, **options).indices
 
 
@@ -323,22 +314,16 @@ def msa_topk_select(
     elif num_valid_pages is not None:
         require(0 < num_valid_pages <= blocks, "num_valid_pages", num_valid_pages, f"an int from 1 to {blocks}")
         scores = scores[:, :num_valid_pages]
-    options: dict[str, Any] = {"sorted": "index"}
-    if force_begin_blocks:
-        options["force_first"] = force_begin_blocks
-    if force_end_blocks:
-        options["force_last"] = force_end_blocks
+    out = None
     if output is not None:
         shape = tuple(output.shape)
         good = shape == (tokens, heads, topk) and output.is_contiguous()
         require(good, "output", f"shape {shape}", f"shape {(tokens, heads, topk)}, contiguous")
-        options["out"] = output.view(tokens * heads, topk)
-    found = select(_MSA, scores, lengths, topk, **options).indices
+        out = output.view(tokens * heads, topk)
+    forced = {"force_first": force_begin_blocks or None, "force_last": force_end_blocks or None}
+    found = select(_MSA, scores, lengths, topk, out=out, sorted="index", **forced).indices
     return found.view(tokens, heads, topk) if output is None else output
 
 
 def _order(deterministic: bool, tie_break: Any) -> dict[str, Any]:
-    options: dict[str, Any] = {} if tie_break == 0 else {"tie_break": tie_break_of(tie_break)}
-    if deterministic:
-        options["deterministic"] = True
-    return options
+    return {"tie_break": tie_break_of(tie_break), "deterministic": deterministic or None}

@@ -30,7 +30,7 @@ from ksieve.adapters._kpool import (
     topk_transform_kpool_ragged_v2,
     topk_transform_kpool_v2,
 )
-from ksieve.adapters._select import select
+from ksieve.adapters._select import from_start, select
 from ksieve.adapters._switch import Engine
 from ksieve.core.errors import ArgumentError
 
@@ -79,9 +79,7 @@ def fast_topk_v2(score: Any, lengths: Any, topk: int, row_starts: Any = None) ->
     Tensor of int32, shape (rows, topk)
         Positions relative to row_starts, in no particular order, then -1.
     """
-    if row_starts is None:
-        return select(_FAST, score, lengths, topk).indices
-    return select(_FAST, score, lengths, topk, starts=row_starts, index_base="start").indices
+    return select(_FAST, score, lengths, topk, **from_start(row_starts)).indices
 
 
 def fast_topk_transform_fused(
@@ -107,18 +105,13 @@ def fast_topk_transform_fused(
     rows, requests = score.shape[0], page_table_size_1.shape[0]
     if (entries := cu_seqlens_q.shape[0]) != requests + 1:
         raise ArgumentError("cu_seqlens_q", f"{entries} entries", f"{requests + 1}, one more than requests")
-    options: dict[str, Any] = {"page_table": page_table_size_1}
-    if row_starts is not None:
-        options |= {"starts": row_starts, "index_base": "start"}
+    request = None
     if row_starts is not None or rows != requests:
-        options["row_to_request"] = _request_of_each_row(cu_seqlens_q, rows)
-    return select(_FAST, score, lengths, topk, **options).indices
-
-
-def _request_of_each_row(cu_seqlens_q: Any, rows: int) -> Any:
-    row = torch.arange(rows, dtype=cu_seqlens_q.dtype, device=cu_seqlens_q.device)
-    # Find the last boundary at or before the row: empty requests share a boundary, and the row belongs to the last.
-    return torch.searchsorted(cu_seqlens_q, row, right=True, out_int32=True).sub_(1)
+        row = torch.arange(rows, dtype=cu_seqlens_q.dtype, device=cu_seqlens_q.device)
+        # Find the last boundary at or before the row: empty requests share a boundary, and the row belongs to the last.
+        request = torch.searchsorted(cu_seqlens_q, row, right=True, out_int32=True).sub_(1)
+    pages = {"page_table": page_table_size_1, "row_to_request": request}
+    return select(_FAST, score, lengths, topk, **pages, **from_start(row_starts)).indices
 
 
 def fast_topk_transform_ragged_fused(
@@ -137,7 +130,4 @@ def fast_topk_transform_ragged_fused(
     Tensor of int32, shape (rows, topk)
         Positions relative to row_starts plus the offset, in no particular order, then -1.
     """
-    if row_starts is None:
-        return select(_FAST, score, lengths, topk, offsets=topk_indices_offset).indices
-    bounds = {"starts": row_starts, "index_base": "start"}
-    return select(_FAST, score, lengths, topk, offsets=topk_indices_offset, **bounds).indices
+    return select(_FAST, score, lengths, topk, offsets=topk_indices_offset, **from_start(row_starts)).indices

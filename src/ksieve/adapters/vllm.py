@@ -108,10 +108,8 @@ def _decode(scores: Any, rows: int, next_n: int, seq_lens: Any, out: Any, topK: 
     else:
         lengths = seq_lens.reshape(-1) if seq_lens.dim() == 2 else seq_lens
     lengths = first(lengths, rows // next_n)
-    if next_n == 1:
-        select(_DECODE, scores, lengths, topK, longest=longest, nan="highest", out=out, **_INVARIANT)
-    else:
-        select(_DECODE, scores, lengths, topK, longest=longest, next_n=next_n, nan="highest", out=out, **_INVARIANT)
+    rows_each = None if next_n == 1 else next_n
+    select(_DECODE, scores, lengths, topK, longest=longest, next_n=rows_each, nan="highest", out=out, **_INVARIANT)
 
 
 def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:

@@ -194,3 +194,4 @@ def names(test: Callable[[Option], Any]) -> tuple[str, ...]:
 
 INPUTS = names(lambda o: o.kind == "input")
 OUTPUTS = names(lambda o: o.kind == "output")
+JUDGED = names(lambda o: o.judged)
