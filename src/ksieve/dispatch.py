@@ -102,8 +102,8 @@ def select(
         raise ArgumentError("workspace", kind_of(workspace), "nothing on the CPU")
     for observe in observers:
         observe(call)
-    serving = registry.backend("reference" if backend == "reference" else info.device.kind)
-    result = serving.run(plan, call, workspace=workspace, stats=stats)
+    how = {"model": True} if backend == "reference" else {}
+    result = registry.backend(info.device.kind).run(plan, call, workspace=workspace, stats=stats, **how)
     if info.device.kind == "cuda" and info.library == "torch" and not stats and policy is None:
         key = call_key(scores, lengths, k, plan if own else None, out, workspace, num_rows, given, options)
         values = (scores, lengths, k, out, workspace, num_rows, *given.values())

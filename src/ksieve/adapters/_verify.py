@@ -20,7 +20,7 @@ from ksieve.core.groups import grouped
 from ksieve.core.options import Options
 from ksieve.core.table import JUDGED, OUTPUTS
 from ksieve.core.windows import windows
-from ksieve.files.save import save_scores
+from ksieve.files.scores import save_scores
 
 _ENTRIES = ("block_size", "force_first", "force_last", "expand", "tail")
 

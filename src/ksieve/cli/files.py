@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -19,10 +20,12 @@ from ksieve.core.paths import look, reason, same_file
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.files.arrays import load_array
 from ksieve.files.columns import share_lengths
-from ksieve.files.save import write_header
 from ksieve.files.scores import Scores, open_scores
 
 INDEX_SUFFIXES = (".npy", ".safetensors")
+
+_ALIGNMENT = 64
+"""Bytes of which the place of an array in a file is a multiple."""
 
 Write = Callable[[int, NDArray[np.int32]], None]
 
@@ -120,7 +123,11 @@ def index_writer(path: Path | None, rows: int, k: int) -> Iterator[Write]:
             header = {"descr": "<i4", "fortran_order": False, "shape": (rows, k)}
             np.lib.format.write_array_header_1_0(file, header)
         else:
-            write_header(file, "indices", "I32", (rows, k), 4 * rows * k, {"k": str(k), "sentinel": "-1"})
+            # The safetensors library writes whole arrays alone, and an answer may be larger than memory.
+            array = {"dtype": "I32", "shape": (rows, k), "data_offsets": (0, 4 * rows * k)}
+            text = json.dumps({"__metadata__": {"k": str(k), "sentinel": "-1"}, "indices": array}).encode()
+            text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+            file.write(len(text).to_bytes(8, "little") + text)
 
         def write(begin: int, indices: NDArray[np.int32]) -> None:
             file.write(np.ascontiguousarray(indices, dtype="<i4").data)

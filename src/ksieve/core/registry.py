@@ -13,12 +13,9 @@ from typing import Any, Protocol, cast
 from ksieve.core.device import DeviceInfo
 from ksieve.core.selection import Selection
 
-MODULES = {"cpu": "ksieve.backends.cpu", "cuda": "ksieve.backends.cuda", "reference": "ksieve.backends.reference"}
-"""The module of each backend. Those of "cpu" and "cuda" serve that kind of device; "reference" is the NumPy model."""
-
 
 class Backend(Protocol):
-    """Functions that every module of `MODULES` has."""
+    """Functions of the packages `ksieve.backends.cpu` and `ksieve.backends.cuda`."""
 
     def device_info(self, index: int) -> DeviceInfo:
         """Return the facts of a device that is present."""
@@ -29,8 +26,8 @@ class Backend(Protocol):
     def make_workspace(self, plan: Any, buffer: Any = None) -> Any:
         """Allocate or wrap the plan's workspace."""
 
-    def run(self, plan: Any, call: Any, *, workspace: Any = None, stats: bool = False) -> Selection[Any]:
-        """Run a `Call` that the plan covers."""
+    def run(self, plan: Any, call: Any, *, workspace: Any, stats: bool, **how: bool) -> Selection[Any]:
+        """Run a `Call` that the plan covers; `how`: on the CPU whether by the NumPy `model`."""
 
     def make_fast_path(self, plan: Any, call: Any, names: Any, given: Any, result: Any) -> Any:
         """Prepare the fast path of repeated calls with PyTorch tensors, or return None ("cuda" only)."""
@@ -38,5 +35,5 @@ class Backend(Protocol):
 
 @cache
 def backend(kind: str) -> Backend:
-    """Import a backend of `MODULES`."""
-    return cast(Backend, importlib.import_module(MODULES[kind]))
+    """Import the backend of a kind of device."""
+    return cast(Backend, importlib.import_module(f"ksieve.backends.{kind}"))

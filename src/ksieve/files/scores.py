@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -14,17 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve.core import problem
+from ksieve.core.atomic import write_bytes
 from ksieve.core.dtypes import SCORE_DTYPES, canonical
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.installation import install_command
 from ksieve.core.paths import as_path
+from ksieve.core.problem import MAX_SIZE
 from ksieve.files.arrays import Array, is_npy, map_npy, pick, read_header
 
 FLOATS = {dtype.safetensors: name for name, dtype in SCORE_DTYPES.items()}
 """Score dtype of each safetensors dtype that scores may have."""
-
-MAX_SIZE = (1 << 31) - 1
-"""Largest number of rows or of scores a row: indices and lengths are int32."""
 
 FREE_ROWS = 1 << 20
 """Largest number of rows without data; each further one takes a byte of the file, which bounds what is allocated."""
@@ -189,6 +188,16 @@ def open_scores(path: str | os.PathLike[str], tensor: str | None = None) -> Scor
     dtype = _score_dtype(path, FLOATS.get(chosen.dtype, chosen.dtype))
     lengths = tensors["lengths"].map() if "lengths" in tensors else None
     return ScoreFile(path, chosen.map(), dtype, lengths, stored_k(path, metadata) if ours else None)
+
+
+def save_scores(path: str | os.PathLike[str], tensors: Mapping[str, Any], k: int, **metadata: str) -> None:
+    """Write "scores" and "lengths", tensors of PyTorch of any score dtype, to a file that `open_scores` reads.
+
+    `k`: the K that the scores are meant for, which ``ksieve select`` takes by default. `metadata`: further facts.
+    """
+    from safetensors.torch import save
+
+    write_bytes(path, save(dict(tensors), {VERSION_KEY: "1", KIND_KEY: "scores", K_KEY: str(k)} | metadata))
 
 
 def as_lengths(lengths: Array, rows: int) -> NDArray[np.int32]:

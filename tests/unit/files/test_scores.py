@@ -17,11 +17,12 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import ksieve
+from ksieve.cli.files import index_writer
 from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
 from ksieve.core.installation import install_command
 from ksieve.files import load_array, open_scores, scores, stream
 from ksieve.files.columns import JoinedColumns, share_lengths
-from ksieve.files.save import save_scores, write_header
+from ksieve.files.scores import save_scores
 from ksieve_lab.captures.factor_reader import reader
 from ksieve_lab.captures.writer import CaptureWriter, write_factors
 
@@ -323,10 +324,9 @@ def test_arrays_of_every_file_type(tmp_path):
 
 def test_written_files(tmp_path):
     torch = pytest.importorskip("torch")
-    with (tmp_path / "i.safetensors").open("wb") as file:
-        write_header(file, "indices", "I32", (2, 3), 24, {"k": "3"})
-        assert file.tell() % 64 == 0
-        file.write(np.arange(6, dtype="<i4").tobytes())
+    with index_writer(tmp_path / "i.safetensors", 2, 3) as write:
+        write(0, np.arange(6, dtype=np.int32).reshape(2, 3))
+    assert ((tmp_path / "i.safetensors").stat().st_size - 24) % 64 == 0
     assert load_file(tmp_path / "i.safetensors")["indices"].tolist() == [[0, 1, 2], [3, 4, 5]]
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         tensors = {"scores": torch.tensor([[1.5, -2, 3]]).to(dtype), "lengths": torch.tensor([2], dtype=torch.int32)}

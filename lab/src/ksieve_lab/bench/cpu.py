@@ -120,7 +120,10 @@ def measure(settings: Settings, live: Live) -> Facts:
                 "first_call_cached_seconds": cached,
             }  # fmt: skip
             progress(len(steps) + 1, len(steps) + starts)
-            scratch = cpu.scratch_bytes(api.plan(rows=1, width=SHAPES[-1][1], k=k))
+            from ksieve.backends.cpu import kernels, runner
+
+            plan = api.plan(rows=1, width=SHAPES[-1][1], k=k)
+            scratch = kernels.bytes_needed(runner.stored_candidates(plan, plan.problem.width), plan.policy)
             results["memory"] = {"threads": cpu.thread_count(), "scratch_bytes_per_thread": scratch}
     written = {"shapes": shapes, "sources": [Path(name).name for name in sources], "threads": cpu.thread_count()}
     return settings.payload(results, gpu=False, **written, **dict.fromkeys(("scores", *fixed)))

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from ksieve.core.errors import FileFormatError
 from ksieve.core.keys import widen
+from ksieve.core.problem import MAX_SIZE
 from ksieve.files.arrays import Array, Tensor
-from ksieve.files.scores import FLOATS, MAX_SIZE
+from ksieve.files.scores import FLOATS
 
 F64 = NDArray[np.float64]
 

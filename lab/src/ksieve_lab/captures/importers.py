@@ -17,8 +17,9 @@ from ksieve.core import problem
 from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import as_path, same_file
+from ksieve.core.problem import MAX_SIZE
 from ksieve.files.arrays import Array
-from ksieve.files.scores import FREE_ROWS, MAX_SIZE
+from ksieve.files.scores import FREE_ROWS
 from ksieve_lab.captures.format import BLOCK_BYTES, Progress, rows_per_block
 from ksieve_lab.captures.numbers import narrow
 from ksieve_lab.captures.sources import TAKES, Source, open_source

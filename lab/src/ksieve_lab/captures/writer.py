@@ -17,7 +17,7 @@ from ksieve.core.atomic import Draft, replacing
 from ksieve.core.dtypes import SCORE_DTYPES, canonical, held
 from ksieve.core.errors import ArgumentError, FileFormatError, shown
 from ksieve.files.arrays import NUMPY_OF, Array
-from ksieve.files.scores import FLOATS, K_KEY, KIND_KEY, MAX_SIZE, VERSION_KEY
+from ksieve.files.scores import FLOATS, K_KEY, KIND_KEY, VERSION_KEY
 from ksieve_lab.captures.format import BLOCK_BYTES, FORMAT_VERSION, Kind, rows_per_block
 
 METADATA_BYTES = 90_000_000
@@ -64,7 +64,7 @@ class CaptureWriter:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         for name, value in (("rows", rows), ("width", width)):
-            if not problem.is_int(value) or not 0 <= value <= MAX_SIZE:
+            if not problem.is_int(value) or not 0 <= value <= problem.MAX_SIZE:
                 raise ArgumentError(name, shown(value), "an int from 0 to 2**31 - 1, so that indices fit int32")
         if dtype not in SCORE_DTYPES:
             raise ArgumentError("dtype", repr(dtype), f"one of {list(SCORE_DTYPES)}")

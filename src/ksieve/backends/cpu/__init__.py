@@ -5,19 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ksieve.backends.cpu.call import run
-from ksieve.backends.cpu.runner import scratch_bytes, thread_count
+from ksieve.backends.cpu.runner import thread_count
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.planning.plan import Plan
 
-__all__ = [
-    "device_info",
-    "make_workspace",
-    "prepare",
-    "run",
-    "scratch_bytes",
-    "thread_count",
-]
+__all__ = ["device_info", "make_workspace", "prepare", "run", "thread_count"]
 
 
 def device_info(index: int = 0) -> DeviceInfo:

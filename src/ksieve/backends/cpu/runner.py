@@ -74,13 +74,6 @@ def model_arguments(plan: Plan, width: int) -> dict[str, Any]:
     return {"policy": plan.policy, "capacity": stored_candidates(plan, width), "seed": fresh_seed()}
 
 
-def scratch_bytes(plan: Plan) -> int:
-    """Memory that one thread needs besides the arguments: fixed by the plan, never by the data."""
-    from ksieve.backends.cpu import kernels
-
-    return kernels.bytes_needed(stored_candidates(plan, plan.problem.width), plan.policy)
-
-
 def run(
     plan: Plan,
     scores: Placed,
