@@ -110,10 +110,10 @@ def run(name, planned, dtype, layout):
         got, right = out.cpu(), expected[n]
         if "sorted" not in call and n != "counts":
             got, right = got.sort(-1).values, right.sort(-1).values
-        if dtype == "float32":
-            assert torch.equal(got, right), n
-        else:  # several scores equal the k-th: any of them are right
+        if dtype == "bfloat16" and planned in ("row", "cluster"):  # on chip any of several equal scores are taken
             assert ksieve.verify(x.contiguous(), lengths, out.cpu()), n
+        else:
+            assert torch.equal(got, right), n
         out.fill_(POISON)
         assert bool((buffer == POISON).all()), f"{n}: written between its rows"
 

@@ -386,6 +386,7 @@ def test_version_and_help(run):
         ran = run(command, "--help")
         assert ran.code == 0
         assert f"ksieve {command}" in ran.out
+        assert "[OPTIONS]" in ran.out and "Example" in ran.out  # a bracket is text, not markup
 
 
 def test_the_program_starts_without_heavy_libraries():
