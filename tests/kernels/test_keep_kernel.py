@@ -9,7 +9,7 @@ import ksieve
 from answers import RANKINGS, reaches
 from emulator import build, driver
 from flat_calls import ask, finished
-from ksieve.backends.cuda import keep
+from ksieve.backends.cuda import arrays, keep
 from ksieve.core.groups import grouped
 from ksieve.running import Candidates
 from ksieve.running.device import DeviceBest
@@ -29,7 +29,7 @@ dtypes_and_rankings = pytest.mark.parametrize(("dtype", "ranking"), PAIRS)
 def on_the_emulator(monkeypatch):
     """Tensors of the CPU stand in for those of a device: the kernel takes addresses."""
     gpu = driver.install(monkeypatch)
-    monkeypatch.setattr(DeviceBest, "_place", lambda best: (0, 0))
+    monkeypatch.setattr(arrays, "place_of", lambda device: (0, 0))
     monkeypatch.setattr(ksieve.Running, "_lists_of", lambda running, device, most: DeviceBest)
     monkeypatch.setattr(keep, "FEWEST", 0)  # lists are full sooner
     return gpu

@@ -11,7 +11,7 @@ from emulator import build, driver
 pytest.importorskip("torch")
 
 import rank_cases
-from ksieve.distributed import fused
+from ksieve.backends.cuda import arrays
 
 pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing() or "present")
 
@@ -29,12 +29,12 @@ def test_kernels_equal_the_operations(layout, schedule, kind, monkeypatch):
     gpu = driver.install(monkeypatch)
     if rank_cases.LAYOUTS[layout][1][0] % 500:  # the kernels for many rows
         gpu.device = replace(gpu.device, sm_count=rank_cases.ROWS - 1)
-    monkeypatch.setattr(fused, "place_of", lambda device: (0, 0))
+    monkeypatch.setattr(arrays, "place_of", lambda device: (0, 0))
     assert rank_cases.check_kernels(layout, schedule, kind)
 
 
 @pytest.mark.parametrize("schedule", rank_cases.SCHEDULES, ids=str)
 def test_other_tags_are_no_answer(schedule, monkeypatch):
     driver.install(monkeypatch)
-    monkeypatch.setattr(fused, "place_of", lambda device: (0, 0))
+    monkeypatch.setattr(arrays, "place_of", lambda device: (0, 0))
     rank_cases.check_tags(schedule, kernels=True)

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Any
 
 from ksieve import dispatch
-from ksieve.backends.cuda import ranks
+from ksieve.backends.cuda import arrays, ranks
 from ksieve.core.problem import Device, Problem
 from ksieve.distributed.layouts import Interleaved
 from ksieve.distributed.plans import ShardPlan, check_plan
@@ -62,11 +62,11 @@ def select(plan: ShardPlan, ids: Any, values: Any, ks: Any, of_shard: bool, tag:
     )  # fmt: skip
 
     sent_tag, flag = sent[-1:], plan.flag(device)
-    index, stream = place_of(device)
+    index, stream = arrays.place_of(device)
 
     def launch(stem: str, gathered: Any = None) -> None:
-        arrays = (ids, values, best, sent, gathered, merged, below, ks, indices, counts, sent_tag, flag)
-        addresses = (0 if array is None else array.data_ptr() for array in arrays)
+        passed = (ids, values, best, sent, gathered, merged, below, ks, indices, counts, sent_tag, flag)
+        addresses = (0 if array is None else array.data_ptr() for array in passed)
         ranks.launch(
             f"distributed/{stem}", (*addresses, tag, len(sent), *numbers),
             slots=max(k, room), dtype=plan.dtype, ranking=plan.options.ranking, index=index, stream=stream,
@@ -115,8 +115,3 @@ def launches(plan: ShardPlan) -> tuple[tuple[str, ...], int]:
 def _room(plan: ShardPlan) -> int:
     """Slots of the second collective."""
     return plan.schedule.slots(plan.shape) if isinstance(plan.schedule, Samples) else 0
-
-
-def place_of(device: Any) -> tuple[int, int]:
-    """Ordinal of a device, and the handle of PyTorch's current stream there."""
-    return device.index, int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)

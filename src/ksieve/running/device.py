@@ -10,9 +10,6 @@ from ksieve.core.problem import row_pitch
 from ksieve.core.selection import Selection
 from ksieve.running.best import _ALL, Best
 
-MOST_SLOTS = keep.MOST_SLOTS
-"""Most slots of a row that the kernel takes."""
-
 
 class DeviceBest(Best):
     """The k best scores of each row so far, among scores that are not compared yet.
@@ -98,17 +95,12 @@ class DeviceBest(Best):
         of_row = (self._values[0], self._places[0], self._held, self._bounds, self.cutoff)
         given = (tile, starts, ends, num_rows, own, *of_row)
         pitch, width = (0, 0) if tile is None else (row_pitch(inspect(tile, "tile")), tile.shape[1])
-        index, stream = self._place()
+        index, stream = arrays.place_of(self.device)
         keep.launch(
             (*(0 if array is None else array.data_ptr() for array in given), pitch, width, first, self.k,
              self._capacity, flags, 0), rows, dtype=self.dtype, index=index, stream=stream,
             ranking=self.options.ranking,
         )  # fmt: skip
-
-    def _place(self) -> tuple[int, int]:
-        """Ordinal of the device, and PyTorch's current stream there."""
-        index = self.device.index
-        return index, arrays.torch_stream(index)
 
 
 def _is_long(array: Any) -> bool:

@@ -121,14 +121,15 @@ class Running:
     def _lists_of(self, device: Any, most: Any) -> type[Best]:
         """Return the kind of the lists for rows of up to `most` slots.
 
-        On CUDA a kernel takes scores in rows of up to `MOST_SLOTS`, for which it has shared memory. It appends scores,
-        not blocks.
+        On CUDA a kernel takes scores in rows of up to `keep.MOST_SLOTS`, for which it has shared memory. It appends
+        scores, not blocks.
         """
         if problem.parse_device(device).kind == "cpu":
             return HostBest
-        from ksieve.running.device import MOST_SLOTS, DeviceBest  # loads the CUDA backend
+        from ksieve.backends.cuda import keep  # loads the CUDA backend
+        from ksieve.running.device import DeviceBest
 
-        known = isinstance(most, (int, np.integer)) and most <= MOST_SLOTS
+        known = isinstance(most, (int, np.integer)) and most <= keep.MOST_SLOTS
         return DeviceBest if known and self.block_size == 1 else Best
 
     def _forget(self) -> None:

@@ -55,6 +55,11 @@ def torch_stream(index: int) -> int:
     return int(raw(index)) if raw is not None else int(torch.cuda.current_stream(index).cuda_stream)
 
 
+def place_of(device: Any) -> tuple[int, int]:
+    """Ordinal of a device, and the handle of PyTorch's current stream there."""
+    return device.index, torch_stream(device.index)
+
+
 def new(
     library: str, shape: tuple[int, ...], dtype: str, index: int, name: str = "out", value: int | None = None
 ) -> Any:
