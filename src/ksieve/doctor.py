@@ -284,7 +284,7 @@ def driver_facts() -> Driver:
     except OSError:
         pass
     try:
-        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        library = ctypes.CDLL("libcuda.so.1")
     except OSError:
         # In a container without --gpus the kernel module is visible and the driver library is absent.
         trap = "libcuda.so.1 is missing (in a container: start it with --gpus all)" if version else None

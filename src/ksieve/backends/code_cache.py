@@ -281,8 +281,6 @@ def _canonical(facts: Mapping[str, Any]) -> str:
 
 def _check_owner(status: os.stat_result, name: str, *, sticky: bool = False) -> None:
     """Raise `UnusableError` if a user other than the caller or root could change a file or directory."""
-    if not hasattr(os, "geteuid"):  # Windows: the user's profile is protected by its own access lists
-        return
     if status.st_uid not in (0, os.geteuid()):
         raise UnusableError(f"{name} belongs to user {status.st_uid}, neither to you nor to root")
     if status.st_mode & 0o022 and not (sticky and status.st_mode & stat.S_ISVTX):
@@ -295,8 +293,7 @@ def opened(path: Path, flags: int = 0) -> Iterator[BinaryIO]:
 
     Raises `OSError`, or `UnusableError` if it is no regular file, or another user could have written it.
     """
-    flags |= getattr(os, "O_NONBLOCK", 0)
-    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
+    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise UnusableError("it is no regular file")
@@ -310,7 +307,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Code]:
     Raises `OSError` or `ValueError` if the entry is absent (FileNotFoundError), is damaged, or could have been written
     by another user.
     """
-    with opened(path, getattr(os, "O_NOFOLLOW", 0)) as file:
+    with opened(path, os.O_NOFOLLOW) as file:
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
             raise UnusableError(f"it is larger than {MOST_BYTES >> 20} MiB")
         content = file.read(MOST_BYTES + 1)

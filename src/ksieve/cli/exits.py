@@ -150,7 +150,7 @@ def _signals() -> Iterator[None]:
     A signal that the caller ignores (``nohup``) or handles stays so. Repetitions are ignored during the clean-up:
     ``timeout`` sends SIGTERM to the process and to its group.
     """
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = (signal.SIGTERM, signal.SIGHUP)
     wanted = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
 
     def leave(number: int, _: Any) -> NoReturn:

@@ -82,7 +82,7 @@ class Draft:
         self._remove = weakref.finalize(self, _remove, self._draft, os.getpid())
         mode = 0o666 if found is None else 0o600
         file = open(self._draft, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
-        if found is not None and hasattr(os, "chown"):
+        if found is not None:
             with contextlib.suppress(PermissionError):
                 os.chown(self._draft, found.st_uid, found.st_gid)
             self._draft.chmod(stat.S_IMODE(found.st_mode) & 0o777)

@@ -24,7 +24,6 @@ from ksieve.core.errors import BackendError
 SPEC = KernelSpec("stream/cta", "sm_80", (("KSIEVE_THREADS", 128), ("KSIEVE_K", 3)))
 OTHER = replace(SPEC, defines=(("KSIEVE_THREADS", 256), ("KSIEVE_K", 3)))
 HOPPER = replace(SPEC, arch="sm_90a")
-posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners and modes here")
 
 
 def cubin_of(spec):
@@ -139,7 +138,6 @@ def test_the_bytes_depend_on_the_kernels_alone(tmp_path):
     assert bundle.pack(kernels, sources, "nvrtc 13.0") != bundle.pack(kernels, sources, "nvrtc 12.8")
 
 
-@posix
 @pytest.mark.parametrize("umask", [0, 0o077])
 def test_every_user_can_read_it_and_none_but_its_owner_can_write_it(tmp_path, umask):
     before = os.umask(umask)
@@ -180,9 +178,9 @@ def test_a_failure_leaves_the_former_bundle(named, monkeypatch):
         (lambda p: changed(p, sources="0" * 64), "other CUDA sources than those of this package"),
         (lambda p: write(p, HOPPER), "has kernels for sm_90a, and this GPU needs sm_80.*--device sm_80"),
         (lambda p: write(p), "has kernels for no GPU"),
-        pytest.param(lambda p: (p.unlink(), os.mkfifo(p)), "no regular file", marks=posix),  # is not waited for
-        pytest.param(lambda p: p.chmod(0o664), "can be written by others: chmod go-w", marks=posix),
-        pytest.param(lambda p: p.chmod(0o646), "can be written by others: chmod go-w", marks=posix),
+        pytest.param(lambda p: (p.unlink(), os.mkfifo(p)), "no regular file"),  # is not waited for
+        pytest.param(lambda p: p.chmod(0o664), "can be written by others: chmod go-w"),
+        pytest.param(lambda p: p.chmod(0o646), "can be written by others: chmod go-w"),
     ],
     ids=["absent", "empty", "truncated", "index", "kernel", "a folder", "another archive", "index of another kind",
          "a kernel is missing", "another version", "other sources", "another GPU", "no kernel",
@@ -195,7 +193,6 @@ def test_what_cannot_be_used_is_an_error_that_says_what_to_do(named, damage, tex
         bundle.obtain(SPEC)
 
 
-@posix
 def test_what_belongs_to_another_user_is_refused(named, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: named.stat().st_uid + 1)
     if named.stat().st_uid == 0:

@@ -27,7 +27,6 @@ SPEC = KernelSpec("dummy", "sm_80", (("KSIEVE_THREADS", 128), ("KSIEVE_K", 3)))
 OTHER = replace(SPEC, arch="sm_90a")
 SOURCES = Sources(Path("/nowhere"), (("dummy.cu", "text"),), "digest")
 KERNELS = Path(cache.__file__).parents[3] / "kernels"
-posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners and modes here")
 
 
 @pytest.mark.parametrize("path", sorted(KERNELS.rglob("*.cu")), ids=lambda path: path.relative_to(KERNELS).as_posix())
@@ -83,7 +82,6 @@ def forge(path, facts=None, header=None):
 # ---- who may have written it -------------------------------------------------------------------------------
 
 
-@posix
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
 def test_only_the_owner_can_read_and_write_what_is_made(tmp_path, umask):
     folder = tmp_path / "parent" / "cache"
@@ -97,7 +95,6 @@ def test_only_the_owner_can_read_and_write_what_is_made(tmp_path, umask):
     assert not obtain(folder)
 
 
-@posix
 @pytest.mark.parametrize("part", ["file", "folder", "root"])
 @pytest.mark.parametrize("mode", [0o020, 0o002])
 def test_what_others_can_write_is_not_taken(tmp_path, compiles, caplog, part, mode):
@@ -112,7 +109,6 @@ def test_what_others_can_write_is_not_taken(tmp_path, compiles, caplog, part, mo
     assert not obtain(tmp_path / "c")
 
 
-@posix
 @pytest.mark.parametrize("part", ["file", "folder", "root"])
 def test_what_belongs_to_another_user_is_not_taken(tmp_path, caplog, monkeypatch, part):
     folder = tmp_path / "c"
@@ -128,8 +124,7 @@ def test_what_belongs_to_another_user_is_not_taken(tmp_path, caplog, monkeypatch
     assert any("belongs to user" in text for text in warnings_in(caplog))
 
 
-@posix
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 def test_a_cache_of_root_serves_other_users(compiles):
     """As in an image: root fills it and lets others read; who runs there takes what is in it, and writes nothing."""
     with folder_of_all_users() as place:
@@ -188,7 +183,6 @@ HOSTILE = {
 }
 
 
-@posix
 @pytest.mark.parametrize("damage", HOSTILE.values(), ids=HOSTILE)
 def test_whatever_is_damaged_is_compiled_again_replaced_and_said_once(tmp_path, caplog, damage, monkeypatch):
     obtain(tmp_path / "c")
@@ -301,7 +295,6 @@ def test_who_has_waited_long_enough_compiles(tmp_path, monkeypatch):
         assert obtain(tmp_path / "c")
 
 
-@posix
 def test_a_lock_that_cannot_be_had_does_not_matter(tmp_path):
     store = code_cache.Store("cuda", tmp_path / "c")
     lock = store.path(cache.facts_of(SPEC, SOURCES)).with_suffix(".lock")

@@ -213,7 +213,6 @@ def test_rows_end_where_memory_ends():
 # ---- threads, processes, floating-point modes ------------------------------------------------------------
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_makes_its_own_threads():
     x = scores_of("normal", 8, 30_000, 64)

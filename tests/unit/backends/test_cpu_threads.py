@@ -21,8 +21,6 @@ from flat_calls import ask, plan_of
 from ksieve.backends.cpu import kernels, sharing
 from ksieve.core.options import Options
 
-main_thread_only = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
-
 
 def run_script(text):
     """Run a script in a process of its own, with 2 threads a call; return what it printed."""
@@ -165,7 +163,6 @@ def test_an_interrupt_at_any_bytecode():
     assert number > 20
 
 
-@main_thread_only
 def test_a_signal_handler_may_call_within_a_call():
     scores, plan, want = inputs(rows=2000)
     found = []

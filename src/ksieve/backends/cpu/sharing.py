@@ -166,5 +166,4 @@ def _forget() -> None:
     _spare.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget)

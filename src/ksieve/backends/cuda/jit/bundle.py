@@ -99,7 +99,7 @@ def write(path: Path, kernels: Mapping[KernelSpec, Cubin], sources: Sources, mad
     content = pack(kernels, sources, made_with)
     with atomic.replacing(path) as file:
         file.write(content)
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and hasattr(os, "fchmod"):
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             os.fchmod(file.fileno(), 0o644)
     return len(content)
 

@@ -7,7 +7,6 @@ launch) go through ctypes with prebuilt arguments, the cheapest call in Python.
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ LEAST_CUDA = 12_040
 """Oldest CUDA version of a driver, as `cuDriverGetVersion` numbers them: 12.4 added cuFuncLoad."""
 
 _NO_DEVICE = 100
-_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_LIBRARY = "libcuda.so.1"
 
 
 def cuda_version() -> int | None:
@@ -188,8 +187,7 @@ class Driver:
             # Clusters of more than 8 CTAs are not portable: the function needs an attribute to allow them.
             kind = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             self._call("cuFuncSetAttribute", function, kind, 1)
-        if hasattr(api, "cuFuncLoad"):
-            self._call("cuFuncLoad", function)
+        self._call("cuFuncLoad", function)
         return int(function)
 
     # ---- streams and memory, in the current context ----------------------------------------------------------
