@@ -137,11 +137,11 @@ def write_summary(*, finished: bool) -> Path | None:
     folder = os.environ.get("KSIEVE_RESULTS_DIR")
     if PART == "compile" or (folder is None and (HOST or not finished or not _tally.cases)):
         return None
-    from ksieve.backends.cuda.jit import stalls
+    from ksieve.backends.cuda.runtime import launch
     from ksieve_lab.bench import record
 
     _tally.written = time.perf_counter()
-    late, waited = stalls.read()
+    late, waited = launch.stalls()
     # Those that no module names: each test that meets one waits for it.
     _tally.facts |= {"kernels_compiled_in_tests": late, "seconds_for_kernels_in_tests": round(waited, 1)}
     results = {

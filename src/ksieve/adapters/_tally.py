@@ -12,7 +12,7 @@ from multiprocessing import util
 from typing import Any
 
 from ksieve import dispatch
-from ksieve.backends.cuda.jit import stalls
+from ksieve.backends.cuda.runtime import launch
 from ksieve.core import call as calls
 
 _log = logging.getLogger("ksieve.adapters")
@@ -142,7 +142,7 @@ class Tally:
         self.fallbacks: Counter[str] = Counter()
         self.reasons: dict[str, str] = {}
         self.verified = Verified()
-        self._before = stalls.read()
+        self._before = launch.stalls()
 
     def see(self, key: Any, scores: Any, lengths: Any, k: Any, out: Any, options: dict[str, Any]) -> None:
         """Count a selection of the operator that runs in this thread; called before the selection."""
@@ -185,7 +185,7 @@ class Tally:
 
     def report(self) -> Report:
         """Return the counts."""
-        compiled, seconds = (now - before for now, before in zip(stalls.read(), self._before, strict=True))
+        compiled, seconds = (now - before for now, before in zip(launch.stalls(), self._before, strict=True))
         with self._lock:
             found = [Calls(*kind, count[0]) for kind, count in self._counts.items()]
         found.sort(key=lambda c: -c.count)

@@ -12,9 +12,9 @@ from dataclasses import replace
 from ksieve.core.device import DeviceInfo
 from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, shown
-from ksieve.core.policy import SamplingPolicy, resolve_policy
+from ksieve.core.policy import SamplingPolicy, resolve_policy, with_stride
 from ksieve.core.problem import MAX_WIDTH, Problem
-from ksieve.planning import blocks, huge_rows, memory, shapes, tuned
+from ksieve.planning import blocks, memory, shapes, tuned
 from ksieve.planning import switch_points as points
 from ksieve.planning.families import BY_POSITION, IN_REGISTERS, ONE_CTA, SAMPLED, SHARED_ROWS
 from ksieve.planning.plan import FORCED, Plan
@@ -114,7 +114,7 @@ def _default_policy(problem: Problem, device: DeviceInfo, family: str | None, ke
     if family is None and (width < points.SHORTEST_SAMPLED or ratio * k > width):
         return None  # a forced family samples at any width; rows too short for the samples go direct on the device
     found = _known(problem, device).stride_for(problem.rows, width, width // max(k, points.LINES_RANK), device)
-    return huge_rows.bounded(resolve_policy(found.policy), problem)
+    return _bounded(resolve_policy(found.policy), problem)
 
 
 def _choose_family(problem: Problem, device: DeviceInfo, policy: SamplingPolicy | None, kept: bool) -> tuple[str, str]:
@@ -224,7 +224,35 @@ def _splits(problem: Problem, device: DeviceInfo, policy: SamplingPolicy) -> int
     )
     if not usual or problem.width <= points.WIDEST_USUAL:
         return usual
-    return huge_rows.splits(problem, device, policy, _geometry(problem, device, "stream_split", policy), usual)
+    return _huge_splits(problem, device, policy, _geometry(problem, device, "stream_split", policy), usual)
+
+
+def _bounded(policy: SamplingPolicy | None, problem: Problem) -> SamplingPolicy | None:
+    """Return a policy whose view can be ranked on chip, or that admits as many candidates as it ranks samples.
+
+    Every CTA of a row ranks the whole view, and what its columns cannot hold it reads from memory again. A sparser view
+    admits more candidates, which the last CTA has to read. Their sum is least where both are about as many.
+    """
+    if policy is None:
+        return None
+    kind, k = "bursts" if policy.peaks else "quads", problem.k
+    while (ranked := memory.statistics_bound(problem.width, policy)) > points.MOST_STATISTICS:
+        if ranked <= policy.primary_rank(k) * policy.stride - k:
+            break
+        policy = with_stride(kind, 2 * policy.stride)
+    return policy
+
+
+def _huge_splits(problem: Problem, device: DeviceInfo, policy: SamplingPolicy, geometry: Geometry, usual: int) -> int:
+    """Return the CTAs a row that run at once, not only powers of two: 64 leave half of 132 multiprocessors idle.
+
+    Fewer where the slices for their candidates would take more memory than the rows, and more than `MOST_SLICES`.
+    """
+    rows, count = max(problem.rows, 1), device.sm_count
+    slice_bytes = memory.CANDIDATE_BYTES * memory.storage_of(problem, device, geometry, "stream_split", policy).spill
+    room = max(SCORE_DTYPES[problem.dtype].size * problem.width * rows, points.MOST_SLICES)
+    asked = (min(ctas // rows, points.MOST_SPLITS) for ctas in (count * geometry.ctas_per_sm, count))
+    return next((s for s in asked if s > usual and rows * s * slice_bytes <= room), usual)
 
 
 def sample_ranks(plan: Plan) -> tuple[int, int]:

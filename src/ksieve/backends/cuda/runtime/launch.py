@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import NamedTuple
 
-from ksieve.backends.cuda.jit import bundle, stalls
+from ksieve.backends.cuda.jit import bundle
 from ksieve.backends.cuda.jit.compile import Sources
 from ksieve.backends.cuda.jit.spec import (
     STEMS,
@@ -79,6 +79,7 @@ _FIRST = ("length_bins", "register_warp")
 
 _functions: dict[tuple[int, KernelSpec], int] = {}
 _loading = threading.Lock()
+_stalls = [0, 0.0]
 
 WARM_UP = (
     "warm up first: call once with the same plan outside the capture, or plan.prepare() (`ksieve build` alone fills "
@@ -102,10 +103,16 @@ def function_of(spec: KernelSpec, index: int, driver: Driver, stream: int, sourc
         if (index, spec) not in _functions:
             start = time.perf_counter()
             cubin, compiled = bundle.obtain(spec, sources)
-            stalls.add(compiled, time.perf_counter() - start)
+            _stalls[:] = _stalls[0] + compiled, _stalls[1] + time.perf_counter() - start
             clusters = spec.stem == STEMS["resident_cluster"]
             _functions[index, spec] = driver.load(cubin.code, spec.entry, spec.shared_bytes, clusters=clusters)
     return _functions[index, spec]
+
+
+def stalls() -> tuple[int, float]:
+    """Return the number of kernels that calls of this process have compiled, and the seconds waited for kernels."""
+    compiled, seconds = _stalls
+    return int(compiled), seconds
 
 
 class Kernel:
