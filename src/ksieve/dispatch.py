@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ksieve.core import call as calls
 from ksieve.core import problem, registry
@@ -17,7 +17,7 @@ from ksieve.core.call import Call
 from ksieve.core.device import DeviceInfo
 from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, kind_of, refuse_at_exit, shown
-from ksieve.core.options import PLAIN, Options, dtype_text
+from ksieve.core.options import PLAIN, Options, check_choice, dtype_text
 from ksieve.core.policy import SamplingPolicy, check_policy_kind
 from ksieve.core.problem import Device, Problem
 from ksieve.core.selection import Selection
@@ -39,7 +39,6 @@ _SCALARS = frozenset((int, str, bool, type(None)))
 _NAMES = ("scores", "lengths", "k", "out", "workspace", "num_rows")
 
 _AUTO = "auto"
-_BACKENDS = (_AUTO, "cpu", "cuda", "reference")
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -84,8 +83,7 @@ def select(
     check_plan_kind(plan)
     if not isinstance(stats, bool):
         raise ArgumentError("stats", shown(stats), "True or False")
-    if not isinstance(backend, str) or backend not in _BACKENDS:
-        raise ArgumentError("backend", shown(backend), "'auto', 'cpu', 'cuda' or 'reference'")
+    check_choice(backend, "backend", get_args(Backend))
     own = plan is not None
     planned = plan.problem if plan else None
     call = calls.parse(scores, lengths, k, out=out, num_rows=num_rows, given=given, planned=planned, options=options)

@@ -28,7 +28,7 @@ from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.installation import install_command
 from ksieve.core.paths import is_folder, read_utf8
 from ksieve.core.text import parse_json, printable
-from ksieve.planning import tuned
+from ksieve.planning import shapes, tuned
 from ksieve.self_test import SelfTest
 
 PACKAGES = ("numpy", "numba", "torch", "cupy", "jax", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
@@ -184,7 +184,7 @@ def _launch_shapes(path: Path, devices: Sequence[DeviceInfo]) -> Made:
         device = next((device for device in devices if device.name == name), None)
         if device is None:
             return Made(str(path), f"{about}; no such GPU is here")
-        tuned.read(path, device, tuned.dtype_of(path) or tuned.DTYPE)
+        tuned.read(path, device, tuned.dtype_of(path) or shapes.DTYPE)
         return Made(str(path), about)
     except ArgumentError as error:
         fault = str(error.got).removeprefix(f"{printable(str(path))}: ")

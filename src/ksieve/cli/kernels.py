@@ -82,7 +82,7 @@ def build(
         refuse(given | {"cpu": False}, "nothing with --cpu: CPU kernels are the same for every call")
         ahead.cpu()
         return
-    from ksieve.backends.code_cache import Store
+    from ksieve.backends.code_cache import Store, cache_dir
     from ksieve.backends.cuda.jit import build as planning
     from ksieve.backends.cuda.jit import cache
 
@@ -97,7 +97,7 @@ def build(
     named = [each for name in device or () for each in planning.devices_of(name)]
     file = files.optional_target("--bundle", bundle, "ksieve-kernels.zip", (".zip",))
     if bundle is None and not Store("cuda").writable():
-        raise BackendError(f"{cache.cache_dir()} cannot be written: set KSIEVE_CACHE_DIR")
+        raise BackendError(f"{cache_dir()} cannot be written: set KSIEVE_CACHE_DIR")
     devices = named or [_present_device()]
     ks: Sequence[int] = k or ([2048] if engine else planning.SERVING_RANKS)
     most = {"max_rows": max_rows or planning.MAX_ROWS, "max_width": max_width or planning.MAX_WIDTH}
@@ -146,12 +146,12 @@ def build(
             wrong += [f"{name}: {text}" for text in planning.shortcomings(plan, spec, used)] if plan else []
             update(done)
     if file is None and not all(map(cache.kept, wanted)):
-        raise BackendError(f"compiled kernels were not kept in {cache.cache_dir()}: set KSIEVE_CACHE_DIR")
+        raise BackendError(f"compiled kernels were not kept in {cache_dir()}: set KSIEVE_CACHE_DIR")
     shown = [[f"{int(cell):,}" if cell.isdecimal() else cell for cell in line] for line in sorted(lines)]
     terminal.table(["kernel", "registers", "spilled", "shared bytes", ""], shown)
     kernels = "1 kernel" if len(wanted) == 1 else f"{len(wanted)} kernels"
     took = seconds_text(time.perf_counter() - start)
-    terminal.say(f"{kernels} in {file or cache.cache_dir()}, {compiled} of them compiled now in {took}")
+    terminal.say(f"{kernels} in {file or cache_dir()}, {compiled} of them compiled now in {took}")
     if file is not None:
         ahead.write_bundle(file, cubins)
     for text in wrong:
@@ -159,7 +159,7 @@ def build(
     names = ("kernel", "registers", "spilled", "shared", "state")
     terminal.result(
         lambda: {
-            "path": str(cache.cache_dir()),
+            "path": str(cache_dir()),
             "bundle": None if file is None else str(file),
             "compiled": compiled,
             "kernels": [

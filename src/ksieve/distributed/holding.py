@@ -15,9 +15,6 @@ from ksieve.distributed import plans
 from ksieve.distributed.layouts import Contiguous, Layout, check_layout, check_widths
 from ksieve.distributed.plans import IndexBase
 
-_LAST = (1 << 31) - 1
-"""Sorts after every position."""
-
 
 def owned(
     indices: Any,
@@ -97,8 +94,8 @@ def members_of(transform: PageTable | None) -> tuple[Any, Any, Any]:
 
 def ascending(torch: Any, positions: Any, used: Any) -> Any:
     """Used positions of each row as int32, ascending, then -1."""
-    ordered = torch.sort(torch.where(used, positions, _LAST).int(), 1).values
-    return torch.where(ordered == _LAST, -1, ordered)
+    ordered = torch.sort(torch.where(used, positions, problem.MAX_SIZE).int(), 1).values
+    return torch.where(ordered == problem.MAX_SIZE, -1, ordered)
 
 
 def request_of(row: Any, row_to_request: Any, next_n: int) -> Any:

@@ -110,8 +110,9 @@ def cost_of(problem: Problem, device: DeviceInfo) -> Cost | None:
     size = problem.rows * problem.usual * SCORE_DTYPES[problem.dtype].size
     read, read_there = plain_read_us(size, card), plain_read_us(size, on)
     for k, grid in shapes[problem.dtype].items():
-        found = _interpolated(grid, problem.rows, problem.usual) if k >= problem.k else None
-        if found is None:
+        of_widths = {each: _between(problem.rows, listed, MANY_ROWS) for each, listed in grid.items()}
+        found = _between(problem.usual, {each: factors for each, factors in of_widths.items() if factors is not None})
+        if found is None or k < problem.k:
             continue
         us = found[0] * read_there
         if card != on:
@@ -125,12 +126,6 @@ def cost_of(problem: Problem, device: DeviceInfo) -> Cost | None:
 def plain_read_us(size: float, card: str) -> float:
     """Time of a plain read of `size` bytes on a card of `BANDWIDTH`."""
     return LAUNCH_US + size / (READ * BANDWIDTH[card] * 1e6)
-
-
-def _interpolated(grid: Grid, rows: int, width: int) -> Factors | None:
-    """Factors of a shape; None if it is not between measured ones."""
-    of_widths = {each: _between(rows, listed, MANY_ROWS) for each, listed in grid.items()}
-    return _between(width, {each: found for each, found in of_widths.items() if found is not None})
 
 
 def _between(at: int, points: Mapping[int, Factors], enough: float = math.inf) -> Factors | None:

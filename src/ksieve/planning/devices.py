@@ -41,7 +41,7 @@ DEVICES: dict[str, DeviceInfo] = {
 """GPUs for which plans can be made by name."""
 
 
-def resolve_device(name: str, argument: str = "device") -> str | DeviceInfo:
+def resolve_device(name: str) -> str | DeviceInfo:
     """Turn a name into a device's properties; ``"cpu"``, ``"cuda"`` and ``"cuda:<ordinal>"`` are returned unchanged.
 
     Raises `ArgumentError` if the name is neither a device of this machine nor in `DEVICES`.
@@ -51,4 +51,4 @@ def resolve_device(name: str, argument: str = "device") -> str | DeviceInfo:
         return DEVICES[key]
     if key.partition(":")[0] in ("cpu", "cuda"):
         return key
-    raise ArgumentError(argument, shown(name), f"cpu, cuda, cuda:<ordinal> or one of {', '.join(DEVICES)}")
+    raise ArgumentError("device", shown(name), f"cpu, cuda, cuda:<ordinal> or one of {', '.join(DEVICES)}")

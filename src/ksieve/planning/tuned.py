@@ -31,8 +31,6 @@ from ksieve.planning.shapes import Shapes
 
 FORMAT = 2
 VARIABLE = "KSIEVE_TUNED"
-DTYPE = shapes.DTYPE
-"""What is tuned for unless another dtype is asked for."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +61,7 @@ def folder() -> Path:
     return platformdirs.user_config_path("ksieve", appauthor=False) / "tuned"
 
 
-def default_path(device: DeviceInfo, dtype: str = DTYPE) -> Path:
+def default_path(device: DeviceInfo, dtype: str = shapes.DTYPE) -> Path:
     """Return the file of a device in the user's configuration directory."""
     name = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
     return folder() / f"{name}-{dtype}.json"
@@ -78,7 +76,7 @@ def write(path: Path, found: Tuned) -> None:
     atomic.write_text(path, text + "\n", folders=True)
 
 
-def read(path: Path, device: DeviceInfo, dtype: str = DTYPE) -> Tuned:
+def read(path: Path, device: DeviceInfo, dtype: str = shapes.DTYPE) -> Tuned:
     """Read a file for a device.
 
     Raises `ArgumentError` if it is of another format, version, device or dtype, or damaged. The message says which.
@@ -108,7 +106,7 @@ def _digest(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def shapes_of(device: DeviceInfo, dtype: str = DTYPE) -> Shapes:
+def shapes_of(device: DeviceInfo, dtype: str = shapes.DTYPE) -> Shapes:
     """Return the launch shapes of a CUDA device: what is shipped, or was measured on it.
 
     Measured parts are from what `VARIABLE` names, or the user's own file.

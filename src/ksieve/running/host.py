@@ -12,9 +12,8 @@ from ksieve.core.groups import Offsets, Positions, RowBounds
 from ksieve.core.keys import NAN_KEY, order_key, widen
 from ksieve.core.ranking import ranked
 from ksieve.core.selection import Selection
+from ksieve.core.windows import I64
 from ksieve.running.best import _ALL, Best
-
-I64 = NDArray[np.int64]
 
 
 class HostBest(Best):

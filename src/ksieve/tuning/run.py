@@ -88,7 +88,7 @@ class Target:
     """What is tuned for: a device, a score dtype, and the slots per row (half the width, where that is less)."""
 
     device: DeviceInfo
-    dtype: str = tuned.DTYPE
+    dtype: str = shapes.DTYPE
     k: int = 2048
 
     def asked(self, rows: int, width: int) -> Question:

@@ -16,6 +16,9 @@ from typing import Any
 COLD_FACTOR = 2.5
 """Bytes that lie between two uses of an input, in units of the L2 size."""
 
+LEAST_SECONDS = 0.002
+"""Time that the replays of a round fill about."""
+
 MOST_SETS = 32
 """Input sets per graph: beyond it, launches are amortised well enough."""
 
@@ -77,7 +80,6 @@ def measure(
     read_bytes: int,
     *,
     rounds: int = 7,
-    least_seconds: float = 0.002,
     most_replays: int = 20,
 ) -> list[Timing]:
     """Time contenders against each other, in the order given; the current device is theirs.
@@ -86,8 +88,8 @@ def measure(
     context is lost: then none has a time, and `Timing.lost` marks the one whose call it was.
 
     `sets`: input sets, numbered from 0. `read_bytes`: bytes that one call reads, of the contender that reads least: if
-    those of all sets fit L2, it is flushed. `rounds`: timed rounds after an untimed one. `least_seconds`: replays per
-    round fill about this time, `most_replays` at most.
+    those of all sets fit L2, it is flushed. `rounds`: timed rounds after an untimed one. Replays per round fill about
+    `LEAST_SECONDS`, `most_replays` at most.
     """
     import torch
 
@@ -100,7 +102,7 @@ def measure(
         try:
             graph = _capture(contender, sets)
             _judge(contender, timings[number], graph, sets)
-            ready[number] = graph, _replays(graph, flush, sets, least_seconds, most_replays)
+            ready[number] = graph, _replays(graph, flush, most_replays)
         except Exception as error:
             if failed(timings, timings[number], error):
                 return timings
@@ -182,9 +184,9 @@ def _judge(contender: Contender, timing: Timing, graph: Any, sets: int) -> None:
         timing.exact = all(contender.check(i) for i in range(sets))
 
 
-def _replays(graph: Any, flush: Any, sets: int, least_seconds: float, most: int) -> int:
+def _replays(graph: Any, flush: Any, most: int) -> int:
     once = min(_timed(graph, flush, 1) for _ in range(2))
-    return max(1, min(most, math.ceil(least_seconds / max(once, 1e-7))))
+    return max(1, min(most, math.ceil(LEAST_SECONDS / max(once, 1e-7))))
 
 
 def _timed(graph: Any, flush: Any, replays: int) -> float:

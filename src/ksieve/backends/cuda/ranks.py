@@ -46,16 +46,15 @@ def sort_size(slots: int) -> int:
     return max(_FEWEST, 1 << (slots - 1).bit_length())
 
 
-def threads_of(slots: int, few: bool) -> int:
-    """Threads of a row: 8 elements each, or 4 where `few` rows leave multiprocessors to a single CTA."""
-    return max(_FEWEST, sort_size(slots) // (4 if few else 8))
-
-
 def rank_kernel(
     stem: str, arch: str, *, slots: int, dtype: str, ranking: Ranking = "largest", few: bool = False
 ) -> KernelSpec:
-    """Specialisation of one of `STEMS` for few or many rows of up to `slots` slots, of a dtype and a ranking."""
-    size, threads = sort_size(slots), threads_of(slots, few)
+    """Specialisation of one of `STEMS` for few or many rows of up to `slots` slots, of a dtype and a ranking.
+
+    Threads have 8 elements each, or 4 where `few` rows leave multiprocessors to a single CTA.
+    """
+    size = sort_size(slots)
+    threads = max(_FEWEST, size // (4 if few else 8))
     ctas = 1 if few else _RESIDENT // threads
     return bare_spec(
         stem, arch, dtype, ranking, threads=threads, ctas_per_sm=ctas, shared=_BYTES * size, RANKS_SORT=size

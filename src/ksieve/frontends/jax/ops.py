@@ -15,7 +15,7 @@ import ctypes
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -268,18 +268,13 @@ def _run(frame: Frame, wrap: Callable[[Buffer], Any]) -> None:
         dispatch.select(scores, lengths, slots, plan, out, None, rows, given, options=options)
 
 
-def run_cpu(frame: Frame) -> None:
-    """Execute a custom call on the host."""
-    _run(frame, host_array)
-
-
 def run_cuda(frame: Frame) -> None:
     """Enqueue a custom call on XLA's stream."""
     stream, index = frame.stream(), frame.device()
     _run(frame, lambda buffer: DeviceArray(buffer, index, stream))
 
 
-def host_array(buffer: Buffer) -> np.ndarray[Any, Any]:
+def _host_array(buffer: Buffer) -> np.ndarray[Any, Any]:
     """View a buffer of the host as an array; bfloat16 as bits."""
     dtype = held(buffer.dtype)
     size = int(np.prod(buffer.shape, dtype=np.int64)) * dtype.itemsize
@@ -294,7 +289,7 @@ def _register() -> None:
     remedy = f"install jax>={'.'.join(map(str, OLDEST))}, or call ksieve.topk outside jax.jit"
     if jax.__version_info__ < OLDEST:
         raise BackendError(f"JAX {jax.__version__} cannot call ksieve inside a program: {remedy}")
-    for platform, run in (("cpu", run_cpu), ("CUDA", run_cuda)):
+    for platform, run in (("cpu", partial(_run, wrap=_host_array)), ("CUDA", run_cuda)):
         jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(Handler(run).address), platform=platform)
 
 

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ksieve._version import __version__
-from ksieve.backends.code_cache import Code, Store, cache_dir
+from ksieve.backends.code_cache import Code, Store
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin, Sources
 from ksieve.backends.cuda.jit.spec import KernelSpec, describe
 from ksieve.core.errors import BackendError
-
-__all__ = ["cache_dir", "compile_all", "facts_of", "kept", "obtain"]
 
 _log = logging.getLogger(__name__)
 

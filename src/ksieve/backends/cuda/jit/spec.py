@@ -75,7 +75,7 @@ def architecture(capability: tuple[int, int]) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
-def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None, leading: bool = False) -> KernelSpec:
+def kernel_spec(plan: Plan, *, stats: bool = False, leading: bool = False) -> KernelSpec:
     """Specialisation that runs a plan's own launch; with statistics it is the only one.
 
     With `leading` it takes arrays with leading strides (`ksieve.core.leading`).
@@ -118,7 +118,7 @@ def kernel_spec(plan: Plan, *, stats: bool = False, arch: str | None = None, lea
         **({"KSIEVE_BINNED": 1, "KSIEVE_LENGTH_BIN": plan.bin} if plan.bin is not None else {}),
         **({"KSIEVE_LEADING": 1} if leading else {}),
     }
-    return KernelSpec(STEMS[plan.family], arch or architecture(plan.device.capability), tuple(defines.items()))
+    return KernelSpec(STEMS[plan.family], architecture(plan.device.capability), tuple(defines.items()))
 
 
 def bare_spec(
