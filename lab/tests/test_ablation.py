@@ -10,10 +10,10 @@ import pytest
 
 import ksieve
 from flat_calls import ask
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.policy import PAPER_128
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
-from ksieve.planning.devices import DEVICES
 from ksieve_lab.bench import ablation, catalog
 from ksieve_lab.bench.ablation import activation, phases, steps
 from ksieve_lab.bench.machines import Cpu, machine_of, read_prefixes

@@ -12,7 +12,7 @@ import pytest
 from bench_host import ENVIRONMENT, H200, invoke, measure
 from flat_calls import ask
 from ksieve import api, dispatch
-from ksieve.planning.devices import DEVICES
+from ksieve.core.device import DEVICES
 from ksieve.planning.plan import Plan
 from ksieve.tuning import tasks, timing, variants
 from ksieve_lab.bench import block_rows, blocks, calls, floor, record

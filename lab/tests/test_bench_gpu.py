@@ -9,9 +9,9 @@ import pytest
 
 import ksieve
 from bench_host import payload
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError
 from ksieve.planning import shapes
-from ksieve.planning.devices import DEVICES
 from ksieve.tuning import fills, timing
 from ksieve_lab.bench import floor
 from ksieve_lab.bench.variants import plans_of

@@ -185,7 +185,7 @@ def test_kernels_are_compiled_before_they_are_measured(monkeypatch):
     """All that the ranks of two H100s call for: the four selections of a shape, and the kernels between collectives."""
     from ksieve.backends.cuda.jit import cache
     from ksieve.backends.cuda.runtime import driver
-    from ksieve.planning.devices import DEVICES
+    from ksieve.core.device import DEVICES
 
     h100 = next(device for device in DEVICES.values() if device.capability == (9, 0))
     monkeypatch.setattr(driver, "get", lambda: SimpleNamespace(device_info=lambda index: h100))

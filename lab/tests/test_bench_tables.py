@@ -16,9 +16,9 @@ import bench_host
 from bench_host import FLOOR_US, OTHER_US, OWN_US, host, invoke, payload
 from ksieve import api
 from ksieve.backends import cpu
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import PLAIN
-from ksieve.planning.devices import DEVICES
 from ksieve.tuning import tasks, timing
 from ksieve.tuning.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard

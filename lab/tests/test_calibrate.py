@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 import ksieve
 from flat_calls import ask
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import LINES_64, PAPER_64, PEAK, POLICIES, SamplingPolicy
 from ksieve.core.stats import Route
 from ksieve.model import reference
 from ksieve.planning import memory
-from ksieve.planning.devices import DEVICES
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import CaptureWriter
 from ksieve_lab.read_counts import check_traffic

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from ksieve.core import call as calls
 from ksieve.core import problem, registry
 from ksieve.core.call import Call
-from ksieve.core.device import DeviceInfo
+from ksieve.core.device import DeviceInfo, resolve_device
 from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, kind_of, refuse_at_exit, shown
 from ksieve.core.options import PLAIN, Options, check_choice, dtype_text
@@ -22,7 +22,6 @@ from ksieve.core.policy import SamplingPolicy, check_policy_kind
 from ksieve.core.problem import Device, Problem
 from ksieve.core.selection import Selection
 from ksieve.planning import choose as planner
-from ksieve.planning.devices import resolve_device
 from ksieve.planning.plan import Plan
 
 Backend = Literal["auto", "cpu", "cuda", "reference"]

@@ -12,9 +12,9 @@ import pytest
 
 import ksieve
 import ksieve_lab
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
-from ksieve.planning.devices import DEVICES
 
 torch = pytest.importorskip("torch")
 from flat_calls import ask, plan_of, verified  # noqa: E402

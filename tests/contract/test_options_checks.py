@@ -13,9 +13,9 @@ from cuda_fakes import FakeArray
 from flat_calls import ask, plan_of
 from ksieve import ArgumentError
 from ksieve.core.call import parse
+from ksieve.core.device import DEVICES
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.problem import MAX_K
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.memory import sort_bytes
 
 ROWS, WIDTH, K = 6, 50, 5

@@ -10,8 +10,8 @@ import pytest
 import ksieve
 from flat_calls import ask, plan_of, verified
 from ksieve import ArgumentError
+from ksieve.core.device import DEVICES
 from ksieve.core.options import Options
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import BY_POSITION
 
 K = 5

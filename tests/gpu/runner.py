@@ -17,7 +17,7 @@ from flat_calls import verified
 from gpu import HOST
 from gpu.variants import Variant
 from ksieve.backends.cuda import device_info
-from ksieve.planning.devices import DEVICES
+from ksieve.core.device import DEVICES
 from ksieve.planning.plan import Plan
 
 DEVICE = "cpu" if HOST else "cuda"

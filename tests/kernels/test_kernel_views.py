@@ -13,8 +13,8 @@ import host_code
 import ksieve
 from ksieve.backends.cuda.jit import spec
 from ksieve.core import policy as policies
+from ksieve.core.device import DEVICES
 from ksieve.core.policy import LINES_64, PAPER_64, PAPER_128, PEAK, QUADS_16, SamplingPolicy
-from ksieve.planning.devices import DEVICES
 
 REGULAR = replace(LINES_64, name="regular-lines", jitter=False)
 PAPER_JITTER = replace(PAPER_128, name="paper-jitter", jitter=True)

@@ -20,11 +20,11 @@ from ksieve.backends.cuda import keep, ranks
 from ksieve.backends.cuda.jit import build, cache, spec
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.core import policy
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import SamplingPolicy
 from ksieve.planning import explain, shapes
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import BY_POSITION, QUEUED, SAMPLED
 from ksieve.planning.plan import Plan
 from ksieve.planning.switch_points import BINNED_ROWS, MOST_BINS, WIDEST_BINNED

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import host_code
 from flat_calls import plan_of
+from ksieve.core.device import DEVICES
 from ksieve.core.options import Options
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.memory import CANDIDATE_BYTES, HEADER_BYTES, sort_slots
 
 H200 = DEVICES["h200"]

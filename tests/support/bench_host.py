@@ -11,7 +11,7 @@ import pytest
 import ksieve
 from ksieve import api
 from ksieve.backends.cuda.jit import cache
-from ksieve.planning.devices import DEVICES
+from ksieve.core.device import DEVICES
 from ksieve.planning.plan import Plan
 from ksieve.tuning import tasks, timing
 from ksieve_lab.bench import catalog, floor, record

@@ -16,6 +16,7 @@ from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime import launch, workspace
+from ksieve.core.device import DEVICES
 from ksieve.core.options import PLAIN
 from ksieve.core.policy import PAPER_64
 from ksieve.core.problem import Device, Problem
@@ -23,7 +24,6 @@ from ksieve.core.windows import windows
 from ksieve.model import reference
 from ksieve.model.epilogue import Finish
 from ksieve.planning import memory
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import QUEUED, SAMPLED
 from ksieve.planning.plan import Plan
 

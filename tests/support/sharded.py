@@ -15,6 +15,12 @@ def expected(scores, k, begin=None, end=None, ks=None, *, tie_break="low", **ran
     return [row[row >= 0].tolist() for row in found]
 
 
+def owner_of(layout, widths):
+    """Return a function of a position: the rank that holds it."""
+    held = ((rank, layout.positions(np.arange(width), rank, widths)) for rank, width in enumerate(widths))
+    return {p: rank for rank, positions in held for p in positions.tolist()}.__getitem__
+
+
 def check_simulated(simulated, want, owner):
     """The positions of every rank are those of the answer that it owns, and every rank has all of them if asked to."""
     for r, row in enumerate(want):

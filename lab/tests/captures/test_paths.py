@@ -13,10 +13,10 @@ import ksieve_lab
 from flat_calls import ask
 from ksieve import KsieveError
 from ksieve.core import atomic
+from ksieve.core.device import DEVICES
 from ksieve.core.policy import LINES_64, SamplingPolicy
 from ksieve.files import load_array
 from ksieve.planning import tuned
-from ksieve.planning.devices import DEVICES
 from ksieve_lab.bench import record
 from ksieve_lab.captures import Capture, CaptureWriter, import_scores, write_factors
 from ksieve_lab.traces import replay

@@ -30,6 +30,7 @@ from ksieve.cli.options import (
     words,
 )
 from ksieve.core.arguments import resolve
+from ksieve.core.device import DEVICES
 from ksieve.core.dtypes import Dtype
 from ksieve.core.errors import ArgumentError
 from ksieve.core.groups import GROUPS, flat
@@ -40,7 +41,6 @@ from ksieve.files import split
 from ksieve.files.columns import JoinedColumns
 from ksieve.files.scores import Scores
 from ksieve.files.stream import BLOCK_BYTES
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.explain import considered
 from ksieve.planning.plan import facts_of
 

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 from ksieve._version import __version__
 from ksieve.cli import files, terminal
-from ksieve.cli.options import checked, choice, count, flag, option
-from ksieve.cli.sizes import parse_shape
+from ksieve.cli.options import checked, choice, count, flag, option, parse_shape
 from ksieve.core import atomic
 from ksieve.core.dtypes import Dtype
 from ksieve.core.errors import ArgumentError, FileFormatError
@@ -57,8 +56,8 @@ def tune(
     """
     from ksieve.planning import tuned
     from ksieve.tuning import run as tuning
-    from ksieve.tuning import spills, tasks
     from ksieve.tuning import table as tune_table
+    from ksieve.tuning import tasks
 
     os.environ[tuned.VARIABLE] = "off"  # measured are the shipped shapes and all others, not those of an earlier file
     if minutes is not None and not 0 < minutes <= 600:
@@ -98,7 +97,7 @@ def tune(
         found = tuned.Tuned(environment | tuning.about(target), parts)
         if not quick:
             with terminal.progress("compiling for options", unit="kernels", waiting="planning") as update:
-                found = spills.without_spills(found, target, update)
+                found = tune_table.without_spills(found, target, update)
         parts = dict(found.parts)
     terminal.result(lambda: {"path": None if quick else str(path), "shapes": len(rows), "entries": parts})
     if quick or not parts:

@@ -6,6 +6,7 @@ interface or the DLPack protocol.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ksieve.core import dlpack
 from ksieve.core.dtypes import SCORE_DTYPES, held
 from ksieve.core.errors import ArgumentError, KsieveError, kind_of, shown
 
@@ -24,6 +24,24 @@ UNEVEN = -(1 << 62)
 """Stride of a dimension whose byte stride is no multiple of the element's size."""
 
 _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST = 1, 2, 3
+_DLPACK_TYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+
+
+class _DLTensor(ctypes.Structure):
+    """Part of ``DLManagedTensor`` of ``dlpack.h``, which every producer returns when no version is requested."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
 
 
 class TransformedTensorError(ArgumentError):
@@ -123,7 +141,7 @@ def _described(array: Any, name: str) -> ArrayInfo:
         if int(kind) in (_DLPACK_CPU, _DLPACK_CUDA_HOST):
             return _from_numpy(as_numpy(array), library)
         if int(kind) == _DLPACK_CUDA:
-            return ArrayInfo(library, Device("cuda", int(index)), *dlpack.describe(array))
+            return ArrayInfo(library, Device("cuda", int(index)), *_from_dlpack(array))
         raise ArgumentError(name, f"an array on DLPack device {int(kind)}:{index}", "an array on cpu or cuda")
     takes = TAKES
     if isinstance(array, (list, tuple)):
@@ -242,7 +260,7 @@ def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
     dtype = np.dtype(facts["typestr"])
     shape = tuple(int(n) for n in facts["shape"])
     steps = facts.get("strides")
-    strides = dlpack.contiguous_strides(shape) if steps is None else _in_elements(steps, dtype.itemsize)
+    strides = _contiguous_strides(shape) if steps is None else _in_elements(steps, dtype.itemsize)
     type_name = dtype.name
     if type_name.startswith("void") or str(getattr(array, "dtype", "")) in SCORE_DTYPES:
         type_name = str(getattr(array, "dtype", type_name))
@@ -250,6 +268,34 @@ def _from_cuda_interface(array: Any, library: str, name: str) -> ArrayInfo:
     if hasattr(array, "__dlpack_device__"):
         index = int(array.__dlpack_device__()[1])
     return ArrayInfo(library, Device("cuda", index), int(facts["data"][0]), shape, strides, type_name, dtype.itemsize)
+
+
+def _from_dlpack(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], str, int]:
+    """Read address, shape, strides in elements, dtype and itemsize from an array's capsule, which is not consumed.
+
+    Some CUDA arrays, such as JAX's bfloat16, have no CUDA array interface. No stream is synchronised (``stream=-1``):
+    only host memory is read.
+    """
+    capsule = array.__dlpack__(stream=-1)
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = _DLTensor.from_address(get_pointer(capsule, b"dltensor"))
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else _contiguous_strides(shape)
+    name = _DLPACK_TYPES.get(tensor.code, f"code{tensor.code}:")
+    dtype = "bool" if name == "bool" else f"{name}{tensor.bits}"
+    if tensor.lanes != 1:
+        dtype += f"x{tensor.lanes}"
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    return pointer, shape, strides, dtype, tensor.bits * tensor.lanes // 8
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides, in elements, of a C-contiguous array."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * shape[i + 1]
+    return tuple(strides)
 
 
 def _in_elements(byte_strides: Any, itemsize: int) -> tuple[int, ...]:

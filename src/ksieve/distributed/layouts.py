@@ -52,10 +52,6 @@ class Contiguous:
         """Global positions, int64, of local ones of a rank."""
         return _wide(local) + sum(widths[:rank])
 
-    def owner(self, position: Any, widths: Widths) -> Any:
-        """Rank that holds each position, int64; for arrays of NumPy."""
-        return np.searchsorted(np.cumsum(widths), np.asarray(position), side="right")
-
 
 @dataclass(frozen=True, slots=True)
 class Interleaved:
@@ -97,10 +93,6 @@ class Interleaved:
         """Global positions, int64, of local ones of a rank."""
         index = _wide(local)
         return (index // self.size) * (self.size * len(widths)) + rank * self.size + index % self.size
-
-    def owner(self, position: Any, widths: Widths) -> Any:
-        """Rank that holds each position, int64; for arrays of NumPy."""
-        return np.asarray(position, np.int64) // self.size % len(widths)
 
     def _below(self, position: Any, rank: int, world: int) -> Any:
         turn, start = self.size * world, _clip(_wide(position), None)

@@ -6,7 +6,7 @@
 3. `run` times the candidates of each question in one process, on the same inputs, and verifies their answers. Results
    are kept after each question, so that an interrupted run goes on where it stopped.
 4. `ksieve.tuning.table` turns the winners into entries, each with its time, what came second, and by how much.
-   `ksieve.tuning.spills` marks the shapes for calls without options.
+   It marks the shapes for calls without options.
 """
 
 from __future__ import annotations

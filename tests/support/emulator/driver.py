@@ -20,8 +20,7 @@ from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.jit.spec import KernelSpec
 from ksieve.backends.cuda.runtime import driver as cuda_driver
-from ksieve.core.device import DeviceInfo
-from ksieve.planning.devices import DEVICES
+from ksieve.core.device import DEVICES, DeviceInfo
 
 LIBRARIES = build.MACHINE.parents[2] / "out" / "emulated"
 _texts = [path.read_text(encoding="utf-8") for path in sorted(build.MACHINE.iterdir()) if path.suffix in (".h", ".py")]

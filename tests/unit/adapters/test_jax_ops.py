@@ -17,12 +17,12 @@ import ksieve  # noqa: E402
 from cuda_fakes import fake_backend, make_plan, plan_of  # noqa: E402
 from flat_calls import ask  # noqa: E402
 from ksieve import dispatch  # noqa: E402
+from ksieve.core.device import DEVICES  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.core.groups import grouped  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.frontends.jax import ops as jax_ops  # noqa: E402
 from ksieve.frontends.jax.ffi import Handler  # noqa: E402
-from ksieve.planning.devices import DEVICES  # noqa: E402
 from ksieve.planning.plan_text import encode_plan  # noqa: E402
 from ksieve_lab.oracle import assert_exact  # noqa: E402
 from xla_frames import FakeXla  # noqa: E402

@@ -19,11 +19,11 @@ from ksieve.adapters import _forms, _select, flashinfer, sglang, tensorrt_llm, v
 from ksieve.backends.cuda.jit import bundle, cache  # noqa: E402
 from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources  # noqa: E402
 from ksieve.backends.cuda.jit.spec import kernel_spec  # noqa: E402
+from ksieve.core.device import DEVICES  # noqa: E402
 from ksieve.core.errors import ArgumentError, BackendError  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.core.problem import Device, Problem  # noqa: E402
 from ksieve.planning import length_bins  # noqa: E402
-from ksieve.planning.devices import DEVICES  # noqa: E402
 
 ADAPTERS = {"vllm": vllm, "sglang": sglang, "flashinfer": flashinfer, "tensorrt_llm": tensorrt_llm}
 

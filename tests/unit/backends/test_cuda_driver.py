@@ -14,9 +14,9 @@ import ksieve
 from ksieve.backends.cuda.jit import build, bundle
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin
+from ksieve.core.device import DEVICES
 from ksieve.core.installation import install_command
 from ksieve.planning import memory
-from ksieve.planning.devices import DEVICES
 
 pytest.importorskip("cuda.bindings")
 pytestmark = [

@@ -20,12 +20,12 @@ from flat_calls import ask  # noqa: E402
 from ksieve import dispatch  # noqa: E402
 from ksieve.backends.cuda.runtime import launch  # noqa: E402
 from ksieve.core import call as calls  # noqa: E402
+from ksieve.core.device import DEVICES  # noqa: E402
 from ksieve.core.errors import ArgumentError, WorkspaceError  # noqa: E402
 from ksieve.core.groups import flat, grouped  # noqa: E402
 from ksieve.core.options import Options  # noqa: E402
 from ksieve.core.problem import Device  # noqa: E402
 from ksieve.core.table import INPUTS, OUTPUTS  # noqa: E402
-from ksieve.planning.devices import DEVICES  # noqa: E402
 
 driver = pytest.fixture(torch_backend)
 K, ROWS, WIDTH = 4, 8, 64

@@ -25,10 +25,10 @@ from ksieve.backends.cuda.runtime import driver as cuda_driver
 from ksieve.backends.cuda.runtime import launch
 from ksieve.backends.cuda.runtime import workspace as workspaces
 from ksieve.core import call as calls
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError, BackendError, WorkspaceError
 from ksieve.core.installation import install_command
 from ksieve.model import reference
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import SAMPLED
 from ksieve_lab.oracle import assert_exact
 

@@ -16,10 +16,10 @@ from ksieve.backends.cuda import arrays, call
 from ksieve.backends.cuda.jit import build, cache, spec
 from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.runtime import launch
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import Options
 from ksieve.planning import memory
-from ksieve.planning.devices import DEVICES
 from ksieve_lab.oracle import assert_exact, assert_served
 
 H200 = DEVICES["h200"]

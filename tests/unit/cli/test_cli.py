@@ -16,10 +16,10 @@ import ksieve
 from flat_calls import ask, plan_of
 from ksieve import PageTable, RowBounds
 from ksieve.cli.app import app
+from ksieve.core.device import DEVICES
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.core.table import BY_NAME, names
 from ksieve.files import stream
-from ksieve.planning.devices import DEVICES
 from ksieve_lab import workloads
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import CaptureWriter

@@ -12,7 +12,7 @@ from conftest import ROOT
 from typer.testing import CliRunner
 
 from ksieve.backends.cpu import compiled
-from ksieve.cli import ahead
+from ksieve.cli import kernels
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve_lab.cli.app import app
 
@@ -43,14 +43,14 @@ ksieve.topk(scores, lengths, np.full(3, 5, np.int32), max_k=9, gathered=ksieve.P
 
 
 def test_every_kernel_is_built():
-    """Another kernel needs a place in `ahead._cpu_kernels`, unless one there calls it."""
+    """Another kernel needs a place in `kernels._cpu_kernels`, unless one there calls it."""
     folder = ROOT / "src" / "ksieve" / "backends" / "cpu"
     names = {
         name
         for path in folder.glob("*.py")
         for name in re.findall(r"^@(?:kernel|entry)\ndef (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    built = [each.name for each in ahead._cpu_kernels()]
+    built = [each.name for each in kernels._cpu_kernels()]
     assert names and names == {name for name in built if not name.startswith("convert_")}
     assert len(built) - len(names) == 3 * 3 - 1, "a converter of each dtype and ranking, but for float32 as it is"
 
@@ -63,7 +63,7 @@ def test_afterwards_calls_of_every_kind_compile_nothing():
         env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
         return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, env=env).stdout
 
-    assert f"{len(ahead._cpu_kernels())} CPU kernels in" in run("-m", "ksieve", "build", "--cpu")
+    assert f"{len(kernels._cpu_kernels())} CPU kernels in" in run("-m", "ksieve", "build", "--cpu")
     assert "0 of them compiled now" in run("-m", "ksieve", "build", "--cpu")
     assert run("-c", CALLS) == ""
 
@@ -77,7 +77,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
 
 def test_what_is_not_kept_is_an_error(tmp_path, monkeypatch):
     """The kernels of this process are loaded already, so that an empty cache stays empty."""
-    compiled.prepare(*ahead._cpu_kernels())
+    compiled.prepare(*kernels._cpu_kernels())
     monkeypatch.setenv("KSIEVE_CACHE_DIR", str(tmp_path))
     with pytest.raises(BackendError, match=r"were not kept in .*: account, .*, select_rows, .*, write_rows"):
         raise CliRunner().invoke(app, ["build", "--cpu"]).exception

@@ -15,11 +15,11 @@ from ksieve.backends.cuda.jit import bundle, cache
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.jit.spec import kernel_spec
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.problem import Device, Problem
 from ksieve.core.ranking import RANKINGS
 from ksieve.planning.choose import choose
-from ksieve.planning.devices import DEVICES
 from ksieve_lab.cli.app import app
 
 pytest.importorskip("cuda.core")

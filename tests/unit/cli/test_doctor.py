@@ -19,13 +19,13 @@ from ksieve.backends.cuda.jit.bundle import write as write_bundle
 from ksieve.backends.cuda.jit.compile import Cubin, shipped_sources
 from ksieve.backends.cuda.jit.spec import KernelSpec
 from ksieve.cli import doctor as command
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import BackendError
 from ksieve.core.installation import install_command
 from ksieve.core.selection import Selection
 from ksieve.doctor import Cache, Driver, Gpu, Made, Report
 from ksieve.model import reference
 from ksieve.planning import tuned
-from ksieve.planning.devices import DEVICES
 from ksieve.self_test import SelfTest
 from ksieve_lab.cli.app import app
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ksieve.cli.sizes import parse_count, parse_shape
+from ksieve.cli.options import parse_count, parse_shape
 from ksieve.core.errors import ArgumentError
 
 

@@ -9,11 +9,11 @@ import pytest
 
 import ksieve
 from flat_calls import ask, plan_of
+from ksieve.core.arrays import _DLTensor
 from ksieve.core.call import parse
-from ksieve.core.dlpack import _DLTensor
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError, KsieveError
 from ksieve.core.problem import ArrayInfo, Device, inspect
-from ksieve.planning.devices import DEVICES
 
 ROWS, WIDTH, K = 4, 50, 5
 SCORES = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)

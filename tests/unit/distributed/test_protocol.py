@@ -13,7 +13,7 @@ from ksieve.core.options import Options
 from ksieve.distributed import LINKS, Contiguous, Digits, Interleaved, Link, Pairs, Samples, Shape, choose
 from ksieve.distributed.schedules import Message, candidates, check_link, messages
 from ksieve_lab import simulate
-from sharded import check_simulated, expected
+from sharded import check_simulated, expected, owner_of
 
 hypothesis = pytest.importorskip("hypothesis")
 torch = pytest.importorskip("torch")
@@ -66,7 +66,7 @@ def test_any_row_on_any_ranks(case):
         options=options, starts=begin, ks=ks,
     )  # fmt: skip
     want = expected(scores, k, begin, None if end is None and begin is None else end, ks, **call)
-    check_simulated(found, want, lambda p: int(layout.owner(p, widths)))
+    check_simulated(found, want, owner_of(layout, widths))
     shape = shape_of(scores, k, len(widths), layout, widths, call["tie_break"])
     assert found.messages == messages(schedule, shape, output)
 
@@ -84,7 +84,7 @@ def test_a_thousand_ranks(schedule, layout):
     lengths = np.array([3000, 2500, 7])
     found = simulate(scores, lengths, 16, world=1024, layout=layout, schedule=schedule)
     widths = layout.widths(3000, 1024)
-    check_simulated(found, expected(scores, 16, end=lengths), lambda p: int(layout.owner(p, widths)))
+    check_simulated(found, expected(scores, 16, end=lengths), owner_of(layout, widths))
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import ksieve
 from cases import scores_of
 from ksieve import dispatch
-from ksieve.planning.devices import DEVICES
+from ksieve.core.device import DEVICES
 from sharded import expected
 
 torch = pytest.importorskip("torch")

@@ -9,9 +9,9 @@ import pytest
 from flat_calls import plan_of
 from ksieve import ArgumentError
 from ksieve.backends.cuda.jit.spec import kernel_spec
+from ksieve.core.device import DEVICES
 from ksieve.core.options import Options
 from ksieve.planning import blocks, explain, length_bins
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.memory import EXTRA_VECTORS, HISTOGRAM_BYTES, fixed_bytes, shared_bytes, sort_slots
 
 H200 = DEVICES["h200"]

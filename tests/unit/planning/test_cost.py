@@ -11,10 +11,9 @@ import pytest
 from conftest import ROOT
 
 import ksieve
-from ksieve.core.device import DeviceInfo
+from ksieve.core.device import DEVICES, DeviceInfo
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import cost
-from ksieve.planning.devices import DEVICES
 
 ON, SHAPES = cost.table()
 

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 import ksieve
 from flat_calls import plan_of
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.planning import shapes
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.explain import considered, entry_of
 from ksieve_lab.cli.app import app
 

@@ -8,10 +8,10 @@ import pytest
 
 from frozen import frozen_shapes
 from ksieve import dispatch
+from ksieve.core.device import DEVICES
 from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.problem import MAX_WIDTH
 from ksieve.planning import memory
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.switch_points import MOST_SLICES, MOST_SPLITS, MOST_STATISTICS, SPLITS, WIDEST_USUAL
 
 H200 = DEVICES["h200"]

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan_text import decode_plan, encode_plan
 from parts import but_for
 

@@ -12,13 +12,12 @@ import ksieve
 from flat_calls import plan_of
 from frozen import frozen_shapes
 from ksieve import dispatch
-from ksieve.core.device import DeviceInfo
+from ksieve.core.device import DEVICES, DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
 from ksieve.planning import length_bins, memory, resident, shapes, switch_points, tuned
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import ONE_CTA, SHARED_ROWS
 from ksieve.planning.switch_points import (
     BIN_WIDTH,

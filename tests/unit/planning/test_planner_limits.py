@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from flat_calls import plan_of
+from ksieve.core.device import DEVICES
 from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.planning import shapes, tuned
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import IN_REGISTERS
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.switch_points import BINNED_ROWS

@@ -12,11 +12,11 @@ import pytest
 from flat_calls import plan_of
 from frozen import frozen_shapes
 from ksieve.backends.cuda.jit import spec
+from ksieve.core.device import DEVICES
 from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.planning import length_bins, memory, shapes
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.switch_points import WARP_ROWS
 from parts import but_for
 

@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 import ksieve
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError
 from ksieve.planning import length_bins, memory
-from ksieve.planning.devices import DEVICES
 
 CUDA = sorted(name for name, device in DEVICES.items() if device.kind == "cuda")
 ROWS = (1, 4, 16, 132, 4096)

@@ -14,13 +14,13 @@ from bench_host import H200, OWN_US, host  # noqa: F401
 from ksieve.backends.cuda.jit import cache
 from ksieve.backends.cuda.jit.compile import Cubin
 from ksieve.backends.cuda.jit.spec import kernel_spec
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.planning import shapes, tuned
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.families import RESIDENT
 from ksieve.tuning import run as tune
-from ksieve.tuning import spills, tasks
 from ksieve.tuning import table as tune_table
+from ksieve.tuning import tasks
 from ksieve.tuning.variants import PLANNED, Variant
 
 H100 = DEVICES["h100"]
@@ -180,7 +180,7 @@ def measured(monkeypatch):
             keep()
 
     monkeypatch.setattr(tune, "run", run)
-    monkeypatch.setattr(spills, "without_spills", lambda found, *_: found)
+    monkeypatch.setattr(tune_table, "without_spills", lambda found, *_: found)
     return asked
 
 
@@ -373,7 +373,7 @@ def test_a_shape_whose_kernel_for_options_spills_is_for_calls_without(monkeypatc
     monkeypatch.setattr(tune, "compile_plans", compile_plans)
     about = {"device": tuned.described(H100), "dtype": "float32"}
     parts = {"resident": {"resident_block": [entry, narrow]}}
-    found = spills.without_spills(tuned.Tuned(about, parts), TARGET, lambda *_: None)
+    found = tune_table.without_spills(tuned.Tuned(about, parts), TARGET, lambda *_: None)
     assert found.parts == {"resident": {"resident_block": [entry | {"plain": True}, narrow]}} and len(rounds) == 2
 
 

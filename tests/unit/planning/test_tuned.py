@@ -11,10 +11,10 @@ import pytest
 import ksieve
 from flat_calls import plan_of
 from ksieve.core.arrays import Device
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import Problem
 from ksieve.planning import explain, shapes, tuned
-from ksieve.planning.devices import DEVICES
 from ksieve.tuning.run import possible
 
 H100 = DEVICES["h100"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from ksieve.core.device import DEVICES
 from ksieve.planning import shapes, switch_points, tuned
-from ksieve.planning.devices import DEVICES
 from ksieve.tuning import run as tune
 from ksieve.tuning import table as tune_table
 from ksieve.tuning.variants import PLANNED

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ksieve.cli.sizes import parse_count, parse_shape
+from ksieve.cli.options import parse_count, parse_shape
 from ksieve.core.errors import ArgumentError
 from ksieve_lab.bench.scores import check_lengths
 from ksieve_lab.traces.serving import PAPER_REQUESTS

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import api, dispatch
+from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.stats import Stats
-from ksieve.planning.devices import DEVICES
 from ksieve_lab.bench import record
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.read_counts import check_traffic, expected_traffic

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ksieve import api
+from ksieve.core.device import DEVICES
 from ksieve.core.policy import LINES_64, QUADS_16, SamplingPolicy
-from ksieve.planning.devices import DEVICES
 from ksieve_lab.study.costs import DeviceCost
 from ksieve_lab.study.intervals import NEVER, Estimate, estimate_mean, estimate_rate
 from ksieve_lab.study.measure import KEPT

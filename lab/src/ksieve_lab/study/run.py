@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ksieve.core import atomic
-from ksieve.core.device import DeviceInfo
+from ksieve.core.device import DeviceInfo, resolve_device
 from ksieve.core.errors import ArgumentError
 from ksieve.core.problem import check_k
-from ksieve.planning.devices import resolve_device
 from ksieve_lab.bench import record
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.study.measure import pooled_ranks, study_capture

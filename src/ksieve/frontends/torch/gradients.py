@@ -23,10 +23,8 @@ from ksieve.core import arguments
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import Options
 from ksieve.core.selection import Selection
+from ksieve.core.table import MAX_INT
 from ksieve.planning.plan import Plan
-
-_HIGHEST = (1 << 31) - 1
-"""Above every level of a number; its negative is below all."""
 
 _ARRAYS = ("starts", "indptr", "tail", "positions", "block_table")
 """Arrays that say, with lengths or ends, which score the index of a slot stands for."""
@@ -181,10 +179,11 @@ def _best(scores: Any, layout: Layout, begin: Any, end: Any, shift: Any) -> Any:
     magnitude = bits & 0x7FFFFFFF
     level = torch.where(bits < 0, -magnitude, magnitude)
     level = -level if layout.ranking == "smallest" else level
-    level = torch.where(magnitude > 0x7F800000, _HIGHEST if layout.ranking == "nan_first" else 1 - _HIGHEST, level)
+    # Above every level of a number, or below all.
+    level = torch.where(magnitude > 0x7F800000, MAX_INT if layout.ranking == "nan_first" else 1 - MAX_INT, level)
     column = torch.arange(-(-width // size) * size, device=scores.device) + shift[:, None]
     inside = (column >= begin[:, None]) & (column < end[:, None])
-    level = torch.where(inside, level.gather(-1, column.clamp(max=width - 1)), -_HIGHEST)
+    level = torch.where(inside, level.gather(-1, column.clamp(max=width - 1)), -MAX_INT)
     best = level.unflatten(-1, (-1, size)).argmax(-1, keepdim=True)
     return column.unflatten(-1, (-1, size)).gather(-1, best).squeeze(-1)
 

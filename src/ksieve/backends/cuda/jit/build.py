@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ksieve.backends.cuda.jit.compile import Resources
 from ksieve.backends.cuda.jit.spec import KernelSpec, architecture, kernel_spec
-from ksieve.core.device import DeviceInfo
+from ksieve.core.device import DEVICES, DeviceInfo
 from ksieve.core.errors import ArgumentError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import SamplingPolicy
 from ksieve.core.problem import Device, Problem
 from ksieve.planning import choose as planner
 from ksieve.planning import length_bins, memory, shapes
-from ksieve.planning.devices import DEVICES
 from ksieve.planning.plan import Plan
 
 SERVING_RANKS = (512, 1024, 2048)
