@@ -167,8 +167,7 @@ def test_stamped_cycles_become_microseconds():
 
 
 def test_the_profiled_kernel_runs_in_place_of_the_statistics_one_and_leaves_no_trace(monkeypatch):
-    from cuda_fakes import FakeArray, FakeDriver, make_plan
-    from ksieve.backends.cuda import call
+    from cuda_fakes import FakeArray, FakeDriver, forget, make_plan
     from ksieve.backends.cuda.jit import cache
     from ksieve.backends.cuda.jit.compile import Cubin
     from ksieve.backends.cuda.jit.spec import kernel_spec
@@ -176,7 +175,7 @@ def test_the_profiled_kernel_runs_in_place_of_the_statistics_one_and_leaves_no_t
     from ksieve.backends.cuda.runtime import launch
 
     fake = FakeDriver()
-    call.forget()
+    forget()
     monkeypatch.setattr(cuda_driver, "_instance", fake)
     monkeypatch.setattr(cache, "obtain", lambda spec, *_: (Cubin(b"code", ""), True))
     scores, plan = np.random.default_rng(0).standard_normal((8, 64), dtype=np.float32), make_plan()
@@ -191,9 +190,9 @@ def test_the_profiled_kernel_runs_in_place_of_the_statistics_one_and_leaves_no_t
         with phases._in_place_of(plan, 0, 77):
             assert function_used() == 77
         assert function_used() == 1
-        launch.forget()
+        forget()
         with phases._in_place_of(plan, 0, 78):
             assert function_used() == 78
         assert (0, kernel_spec(plan, stats=True)) not in launch._functions
     finally:
-        call.forget()
+        forget()

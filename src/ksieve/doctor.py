@@ -25,7 +25,7 @@ from ksieve.backends.cpu import thread_count
 from ksieve.backends.cuda.runtime.driver import install
 from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
-from ksieve.core.installation import install_command
+from ksieve.core.installation import install_command, version_of
 from ksieve.core.paths import is_folder, read_utf8
 from ksieve.core.text import parse_json, printable
 from ksieve.planning import shapes, tuned
@@ -248,16 +248,10 @@ def _cuda_advice(report: Report, cuda: SelfTest) -> Advice:
 
 def package_versions() -> dict[str, str | None]:
     """Return the versions of `PACKAGES`, None where absent; CuPy and NVRTC have several distribution names."""
-    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            pattern = {"cupy": _CUPY, "nvidia-cuda-nvrtc": _NVRTC}.get(name)
-            if pattern is not None:
-                found[name] = next(
-                    (d.version for d in metadata.distributions() if pattern.fullmatch((d.name or "").lower())), None
-                )
+    found = {name: version_of(name) for name in PACKAGES}
+    for name, pattern in (("cupy", _CUPY), ("nvidia-cuda-nvrtc", _NVRTC)):
+        named = (d.version for d in metadata.distributions() if pattern.fullmatch((d.name or "").lower()))
+        found[name] = found[name] or next(named, None)
     return found
 
 

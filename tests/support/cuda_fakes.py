@@ -268,20 +268,26 @@ def plan_of(rows, width, k, options, family="stream_unsampled"):
     return replace(plan, problem=replace(plan.problem, options=options))
 
 
+def forget():
+    """Drop all launchers, loaded functions and workspaces, as in a new process."""
+    for held in (launch._launchers, launch._kernels, launch._functions, *call.implicit_workspaces._held.values()):
+        held.clear()
+
+
 def fake_backend(monkeypatch, shared=200_000):
     """Body of a fixture: the CUDA backend on a `FakeDriver`, which is yielded, with kernels that nothing compiles.
 
     `shared`: bytes of shared memory of every launch.
     """
     fake = FakeDriver()
-    call.forget()
+    forget()
     monkeypatch.setattr(cuda_driver, "_instance", fake)
     monkeypatch.setattr(dispatch, "_fast_paths", {})
     monkeypatch.setattr(cache, "obtain", lambda spec, *_: (Cubin(b"code", ""), True))
     monkeypatch.setattr(memory, "shared_bytes", lambda plan: shared)
     cuda.device_info.cache_clear()
     yield fake
-    call.forget()
+    forget()
     cuda.device_info.cache_clear()
     dispatch._choose.cache_clear()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ksieve.core.arrays import as_numpy, inspect
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.keys import half_key, order_key, widen
-from ksieve.core.options import PLAIN, Options
+from ksieve.core.options import PLAIN, Options, check_choice
 from ksieve.core.problem import check_k, check_scores, check_size
 from ksieve.core.ranking import ranked
 from ksieve.core.windows import windows
@@ -25,7 +25,6 @@ from ksieve.distributed.schedules import (
     Output,
     Schedule,
     Shape,
-    check_output,
     check_schedule,
     choose,
 )
@@ -103,7 +102,7 @@ def simulate(
     shares = _widths(widths, check_layout(layout), width, world)
     if schedule is not None:
         check_schedule(schedule, k)
-    check_output(output)
+    check_choice(output, "output", get_args(Output))
     check_rows_of_requests(options.next_n, rows)
     lengths = _integers(lengths, "lengths", rows // options.next_n)
     starts, ks = _integers(starts, "starts", rows), _integers(ks, "ks", rows)

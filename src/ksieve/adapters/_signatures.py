@@ -18,6 +18,7 @@ from ksieve.adapters._operators import DISTRIBUTIONS, HOMES, OPERATORS, SWITCHES
 from ksieve.adapters.plugins import loaded, switched_on
 from ksieve.backends import cuda
 from ksieve.core.errors import BackendError
+from ksieve.core.installation import version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +131,8 @@ def finding(operator: Operator) -> Finding:
 
 def versions(engine: str) -> dict[str, str]:
     """Return the installed distributions of an engine with their versions."""
-    found = {}
-    for package in DISTRIBUTIONS[engine]:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {package: version_of(package) for package in DISTRIBUTIONS[engine]}
+    return {package: version for package, version in found.items() if version is not None}
 
 
 def examine(engine: str) -> EngineReport:

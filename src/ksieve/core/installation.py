@@ -8,6 +8,16 @@ from typing import Any
 from ksieve.core.errors import BackendError
 
 
+def version_of(distribution: str) -> str | None:
+    """Version of an installed distribution; None if it is absent."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def install_command(extra: str = "", name: str = "ksieve") -> str:
     """Command that adds an extra, or ksieve-lab, from where this ksieve came: a clone, a wheel or an index.
 

@@ -201,7 +201,7 @@ def checked(
     options = Options(tie_break=tie_break, largest=largest, nan=nan)
     if tie_break == "any":
         raise ArgumentError("tie_break", "'any'", "'low' or 'high'")
-    schedules.check_output(output)
+    check_choice(output, "output", get_args(Output))
     check_choice(index_base, "index_base", get_args(IndexBase))
     if output == "global" and index_base == "shard":
         raise ArgumentError("index_base", "'shard'", "'row' with output 'global'")

@@ -159,11 +159,6 @@ def check_schedule(schedule: object, k: int) -> Schedule:
     return schedule
 
 
-def check_output(output: object) -> None:
-    """Check that an argument says what is returned."""
-    check_choice(output, "output", get_args(Output))
-
-
 def messages(schedule: Schedule, shape: Shape, output: Output) -> tuple[Message, ...]:
     """Messages of a call, with those that bring a "global" output to every rank."""
     own = schedule.messages(shape)
@@ -285,5 +280,5 @@ def choose(shape: Shape, link: Link | str, output: Output = "owned") -> Schedule
     if not isinstance(shape, Shape):
         raise ArgumentError("shape", shown(shape), "a ksieve.distributed.Shape")
     network = check_link(link)
-    check_output(output)
+    check_choice(output, "output", get_args(Output))
     return min(candidates(shape), key=lambda schedule: network.total_us(schedule, shape, output))

@@ -10,11 +10,10 @@ from functools import cache
 
 import pytest
 
-from cuda_fakes import FakeDriver, read_config
+from cuda_fakes import FakeDriver, forget, read_config
 from emulator import build
 from ksieve.backends import cuda
 from ksieve.backends.code_cache import Store
-from ksieve.backends.cuda import call
 from ksieve.backends.cuda.jit import cache as kernels
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit.compile import Cubin
@@ -75,7 +74,7 @@ class EmulatedDriver(FakeDriver):
 def install(patch: pytest.MonkeyPatch, name: str = "h200") -> EmulatedDriver:
     """Make the package's CUDA backend run on one of `DEVICES`, until the patch is undone."""
     driver = EmulatedDriver(name)
-    call.forget()
+    forget()
     cuda.device_info.cache_clear()
     patch.setattr(cuda_driver, "_instance", driver)
     patch.setattr(kernels, "obtain", lambda spec, *_: (Cubin(pickle.dumps(spec), ""), True))

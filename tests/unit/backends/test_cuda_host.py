@@ -14,10 +14,10 @@ import pytest
 from conftest import cuda_devices
 
 import ksieve
-from cuda_fakes import WORKSPACE, ZEROED, FakeArray, aligned_bytes, fake_backend, make_plan
+from cuda_fakes import WORKSPACE, ZEROED, FakeArray, aligned_bytes, fake_backend, forget, make_plan
 from flat_calls import ask
 from ksieve.backends import cuda
-from ksieve.backends.cuda import arrays, call
+from ksieve.backends.cuda import arrays
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.backends.cuda.jit import spec
 from ksieve.backends.cuda.jit.compile import Sources
@@ -510,7 +510,7 @@ def test_an_interrupt_behind_the_launch_waits_where_nothing_else_does(driver, st
         raise KeyboardInterrupt
 
     kind, driver.launch = FakeArray if stats else JaxArray, launch_then_interrupt
-    call.forget()
+    forget()
     plan = make_plan()
     workspace = workspaces.make(plan, None, 0, "none")
     driver.waits.clear()

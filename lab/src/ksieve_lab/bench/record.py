@@ -15,13 +15,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ksieve._version import __version__
 from ksieve.core import atomic
 from ksieve.core.errors import FileFormatError
+from ksieve.core.installation import version_of
 from ksieve.core.paths import as_path, read_utf8
 from ksieve.core.text import parse_json, plain, printable
 
@@ -104,7 +104,7 @@ def environment(*, gpu: bool = False) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_facts(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "packages": {name: version for name in PACKAGES if (version := version_of(name)) is not None},
     }
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -187,13 +187,6 @@ def _cuda_driver_version() -> str | None:
         return None
     status, version = driver.cuDriverGetVersion()
     return f"{version // 1000}.{version % 1000 // 10}" if int(status) == 0 else None
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _output(*command: str) -> str | None:

@@ -142,9 +142,3 @@ def workspace_memory(plan: Plan, workspace: Any, stream: int, capturing: bool, l
         )
     driver.fill_zero(pointer, plan.workspace_zeroed, stream)
     return pointer, owner
-
-
-def forget() -> None:
-    """Drop all launchers and workspaces, as in a new process; for tests."""
-    implicit_workspaces.clear()
-    launch.forget()

@@ -66,13 +66,11 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _STREAM = struct.Struct("=Q")
 _UNKNOWN_STREAM = -1
 
-
-_TOO_FEW_RESIDENT = 720
 _REMEDIES = {
-    _TOO_FEW_RESIDENT: "; its CTAs wait for each other, and this process may use fewer multiprocessors than "
+    720: "; its CTAs wait for each other, and this process may use fewer multiprocessors than "
     "the device has (MPS, a green context): pass a plan with family='resident_cluster' or 'stream_split'",
 }
-"""Remedies of driver errors, by code (CUresult)."""
+"""Remedies of driver errors, by code: 720 is CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE."""
 
 _FIRST = ("length_bins", "register_warp")
 """Families of the first of several launches, whose predecessor is the caller's."""
@@ -332,10 +330,3 @@ def launcher_of(plan: Plan, *, stats: bool, stream: int, leading: bool = False) 
             _launchers.clear()
         launcher = _launchers[plan, stats, leading] = Launcher(plan, stats, stream, leading=leading)
     return launcher
-
-
-def forget() -> None:
-    """Drop every launcher and loaded function, as in a new process; for tests."""
-    _launchers.clear()
-    _kernels.clear()
-    _functions.clear()

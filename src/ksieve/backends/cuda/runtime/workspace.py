@@ -152,12 +152,6 @@ class Cache:
                     held = streams[stream] = make(plan, None, stream, library)
         return held
 
-    def clear(self) -> None:
-        """Release all implicit workspaces."""
-        with self._lock:
-            for streams in list(self._held.values()):  # another thread may add one
-                streams.clear()
-
 
 class DriverMemory:
     """Memory allocated by the driver; freed, which waits for the device, when the object is collected."""
