@@ -12,7 +12,7 @@ from bench_host import payload
 from ksieve.core.device import DEVICES
 from ksieve.core.errors import ArgumentError
 from ksieve.planning import shapes
-from ksieve.tuning import fills, timing
+from ksieve.tuning import tasks, timing
 from ksieve_lab.bench import floor
 from ksieve_lab.bench.variants import plans_of
 
@@ -173,12 +173,12 @@ def test_endpoint_scores_are_where_they_should_be():
     for kind, rows, width, k in (("causal", 32, 65_536, 2048), ("ragged", 8, 16_384, 512)):
         lengths = scores.lengths_of(kind, rows, width, device="cpu")
         matrix = torch.empty(rows, width)
-        fills.endpoint_structured(matrix, lengths, seed=1)
+        tasks.endpoint_structured(matrix, lengths, seed=1)
         assert bool(matrix.isfinite().all())
         share = end_share(lengths, ksieve.topk(matrix, lengths, k))
         assert 0.52 < share < 0.74
         again = torch.empty(rows, width)
-        fills.endpoint_structured(again, lengths, seed=1)
+        tasks.endpoint_structured(again, lengths, seed=1)
         assert bool((again == matrix).all())
     with pytest.raises(ArgumentError, match="lengths"):
         scores.lengths_of("long", 1, 1, device="cpu")

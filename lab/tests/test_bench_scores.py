@@ -17,7 +17,7 @@ from ksieve.core.stats import Route
 
 torch = pytest.importorskip("torch")
 from flat_calls import ask  # noqa: E402
-from ksieve.tuning.fills import endpoint_structured  # noqa: E402
+from ksieve.tuning.tasks import endpoint_structured  # noqa: E402
 from ksieve_lab.bench import adversarial_gpu as hard  # noqa: E402
 from ksieve_lab.bench import scores  # noqa: E402
 

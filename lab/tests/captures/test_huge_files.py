@@ -72,7 +72,7 @@ def sparse(path, rows):
 
 
 def test_lengths_that_nobody_gave_take_no_memory(tmp_path):
-    from ksieve.files.columns import JoinedColumns
+    from ksieve.files.scores import JoinedColumns
     from ksieve_lab.cli.captures import facts_of
     from ksieve_lab.study.rows import eligible_rows
 

@@ -27,12 +27,9 @@ __all__ = [
     "warm_up",
 ]
 
-_NAMES = {
-    "scores": "input",
-    "starts": "row_starts",
-    "page_table": "src_page_table",
-    "row_to_request": "row_to_batch",
-} | {"raw": "out_raw_indices"}
+_NAMES = {"scores": "input", "starts": "row_starts", "row_to_request": "row_to_batch"} | {
+    "page_table": "src_page_table", "raw": "out_raw_indices"
+}  # fmt: skip
 _VARLEN = {"scores": "logits", "lengths": "seq_lens", "k": "top_k", "starts": "row_starts"} | {
     "out": "out_indices", "values": "out_values"
 }  # fmt: skip

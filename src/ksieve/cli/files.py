@@ -19,8 +19,7 @@ from ksieve.core.errors import ArgumentError, FileFormatError
 from ksieve.core.paths import look, reason, same_file
 from ksieve.core.stats import STATS_COLUMNS, Stats
 from ksieve.files.arrays import load_array
-from ksieve.files.columns import share_lengths
-from ksieve.files.scores import Scores, open_scores
+from ksieve.files.scores import Scores, open_scores, share_lengths
 
 INDEX_SUFFIXES = (".npy", ".safetensors")
 

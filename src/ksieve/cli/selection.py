@@ -38,8 +38,7 @@ from ksieve.core.problem import MAX_K, check_k
 from ksieve.core.stats import Stats
 from ksieve.core.text import seconds_text
 from ksieve.files import split
-from ksieve.files.columns import JoinedColumns
-from ksieve.files.scores import Scores
+from ksieve.files.scores import JoinedColumns, Scores
 from ksieve.files.stream import BLOCK_BYTES
 from ksieve.planning.explain import considered
 from ksieve.planning.plan import facts_of
@@ -232,12 +231,7 @@ def plan(
     dtype: Annotated[Dtype, choice("--dtype", Dtype, "Score dtype.")] = Dtype.float32,
     device: Annotated[
         str,
-        option(
-            "--device",
-            "NAME",
-            f"{NAMES}.",
-            autocompletion=words("cpu", "cuda", *DEVICES),
-        ),
+        option("--device", "NAME", f"{NAMES}.", autocompletion=words("cpu", "cuda", *DEVICES)),
     ] = "cpu",
     family: Annotated[
         str | None, option("--family", "NAME", "Force a kernel family. Default: the planner's choice.")

@@ -78,7 +78,7 @@ def select(
     """Select the top k of every row of a source and pass the indices to `sink`, block by block.
 
     `source`: a score file, or another object with ``rows``, ``width``, ``lengths`` and ``rows_block(begin, end)``,
-    whose blocks are host arrays. One with ``tiles``, as `ksieve.files.columns.JoinedColumns`, is read by tiles of
+    whose blocks are host arrays. One with ``tiles``, as `ksieve.files.scores.JoinedColumns`, is read by tiles of
     columns, without a policy or statistics. `sink`: called as ``sink(first_row, indices)`` with int32 indices of shape
     (block rows, k). `backend`: "auto" is `choose_backend`, or "cpu" for a source with ``tiles``. `return_stats`: also
     collect statistics. Sample positions depend on the row number within a block. `block_bytes`: bound on the score

@@ -30,7 +30,7 @@ from ksieve.planning.memory import CANDIDATE_BYTES, SHARED_LIST, candidate_bytes
 from ksieve.planning.plan import Plan
 from ksieve.planning.shapes import Geometry
 from ksieve.planning.switch_points import SEGMENT, SPLITS
-from ksieve.tuning import fills, tasks, timing
+from ksieve.tuning import tasks, timing
 from ksieve.tuning.variants import PLANNED, Variant, compile_plans
 
 if TYPE_CHECKING:
@@ -299,13 +299,13 @@ def _times(
 ) -> dict[str, float]:
     """Median microseconds of the planner's choice and of the candidates whose answers were exact."""
     rows, width, k = question
-    lengths = fills.ragged(rows, width)
+    lengths = tasks.ragged(rows, width)
     matrices = tasks.allocate(rows, width, dtype, valid=tasks.valid_scores(lengths, width))
     if isinstance(matrices, str):  # no room
         return {}
     lengths = lengths.to(matrices[0].device)
     for number, matrix in enumerate(matrices):
-        fills.endpoint_structured(matrix, lengths, number)
+        tasks.endpoint_structured(matrix, lengths, number)
     task, contenders = tasks.Task(matrices, lengths, k), []
     for variant in (PLANNED, *variants):
         with contextlib.suppress(ArgumentError):

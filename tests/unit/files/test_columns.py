@@ -10,7 +10,7 @@ import pytest
 import ksieve
 from ksieve import ArgumentError
 from ksieve.files import stream
-from ksieve.files.columns import JoinedColumns
+from ksieve.files.scores import JoinedColumns
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.captures.writer import CaptureWriter, write_factors
 

@@ -21,8 +21,7 @@ from ksieve.cli.files import index_writer
 from ksieve.core.errors import ArgumentError, FileFormatError, KsieveError
 from ksieve.core.installation import install_command
 from ksieve.files import load_array, open_scores, scores, stream
-from ksieve.files.columns import JoinedColumns, share_lengths
-from ksieve.files.scores import save_scores
+from ksieve.files.scores import JoinedColumns, save_scores, share_lengths
 from ksieve_lab.captures.factor_reader import reader
 from ksieve_lab.captures.writer import CaptureWriter, write_factors
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ksieve.core.policy import LINES_64, SamplingPolicy
-from ksieve.tuning.fills import CHUNK, blocks
+from ksieve.tuning.tasks import CHUNK, blocks
 from ksieve_lab.workloads.adversarial import ADVERSARIAL
 from ksieve_lab.workloads.producers import find_producer
 

@@ -16,7 +16,7 @@ from ksieve.core.device import DeviceInfo
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.installation import install_command
 from ksieve.planning.plan import Plan
-from ksieve.tuning import fills, tasks, timing
+from ksieve.tuning import tasks, timing
 from ksieve.tuning.tasks import Task
 from ksieve.tuning.timing import Contender, Timing
 from ksieve.tuning.variants import PLANNED, Variant
@@ -76,7 +76,7 @@ def by_case(
     the bench needs one.
     """
     device, listed = device_of(settings), settings.bench.cases(settings)
-    law = scores.source_of(settings.scores) if settings.scores else fills.endpoint_structured
+    law = scores.source_of(settings.scores) if settings.scores else tasks.endpoint_structured
     loaded, skipped = peers.available(settings.peers)
     here = Here(device, settings, loaded, law)
     if device != "cpu":

@@ -8,7 +8,7 @@ from typing import Any
 
 from ksieve.core.errors import ArgumentError
 from ksieve.core.paths import unreadable
-from ksieve.tuning.fills import blocks, endpoint_structured
+from ksieve.tuning.tasks import blocks, endpoint_structured
 
 Fill = Callable[[Any, Any, int], None]
 """``fill(matrix, lengths, seed)`` writes scores into a matrix on its device, past the lengths too."""
