@@ -185,10 +185,13 @@ def _propose(
     ordered = np.sort(statistics)
     primary, rescue = policy.primary_rank(k), policy.rescue_rank(k)
     taus = [int(ordered[rank - 1]) for rank in (primary, rescue) if rank]
+    repeated = [int(np.count_nonzero(ordered == tau)) > 1 for tau in taus]
+    if policy.peaks and policy.boundary == "exact":
+        taus[0] = policy.tightened(taus[0], primary, statistics)
     trace.tau = (taus[0], taus[1] if rescue else -1)
     if policy.boundary == "coarse":
         return [_Boundary(int(BIN_CUTOFF_KEY[tau]), False) for tau in taus]
-    return [_Boundary(tau, tau == NAN_KEY or int(np.count_nonzero(ordered == tau)) > 1) for tau in taus]
+    return [_Boundary(tau, tau == NAN_KEY or again) for tau, again in zip(taus, repeated, strict=True)]
 
 
 # ---- phase 2: certify ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cases import CASES, FAMILIES, POLICIES, TINY, WIDE_CASES, build, clamp, scores_of
 from ksieve.core import keys
-from ksieve.core.policy import PAPER_128, PEAK, SamplingPolicy
+from ksieve.core.policy import LINES_64, PAPER_128, PEAK, SamplingPolicy
 from ksieve.core.stats import STATS_COLUMNS, Route, Stats
 from ksieve.model import reference
 from ksieve_lab.oracle import assert_exact, ranks
@@ -54,6 +54,17 @@ def problems(draw):
     return held[:, :width], np.array(lengths, dtype=np.int32), k
 
 
+def tightened(policy, rank, tau, groups, seen):
+    """Move a boundary up among the statistics of the groups at an end, if all of these are better than it."""
+    each = policy.group // PEAK
+    few, most = math.ceil((rank // 4) / each) + 1, math.floor((rank - rank // 4) / each)
+    numbers = np.unique(groups)
+    for order in (numbers, numbers[::-1]):
+        if most >= few and (seen[np.isin(groups, order[:most])] < tau).all():
+            tau = int(seen[np.isin(groups, order[:few])].max())
+    return tau
+
+
 def check_trace(scores, lengths, k, policy, capacity, held, stats):
     """Recompute what a row's columns must be from the definitions, not from the model's own steps."""
     x = ranks(scores)
@@ -85,9 +96,10 @@ def check_trace(scores, lengths, k, policy, capacity, held, stats):
             base = 1 if length <= held else 2
         else:
             assert route is not Route.DIRECT and t["sampled"] == view.size
-            taus = [int(np.sort(seen)[policy.primary_rank(k) - 1])]
-            if policy.rescue_rank(k):
-                taus.append(int(np.sort(seen)[policy.rescue_rank(k) - 1]))
+            ranked = [int(np.sort(seen)[rank - 1]) for rank in (policy.primary_rank(k), policy.rescue_rank(k)) if rank]
+            taus = ranked.copy()
+            if policy.peaks and policy.boundary == "exact":
+                taus[0] = tightened(policy, policy.primary_rank(k), taus[0], view[::PEAK] // policy.group, seen)
             counts = [int((measure <= tau).sum()) for tau in taus]
             signed = [int(np.uint32(tau).astype(np.int32)) for tau in taus]
             assert [t["tau0"], t["tau1"]] == [*signed, -1][:2]
@@ -104,7 +116,8 @@ def check_trace(scores, lengths, k, policy, capacity, held, stats):
             if route in (Route.CERTIFIED, Route.RESCUED):
                 tau, count = taus[route - 1], counts[route - 1]
                 strict = int((measure < tau).sum())
-                repeated = policy.boundary == "exact" and ((seen == tau).sum() > 1 or tau == keys.NAN_KEY)
+                again = (seen == ranked[route - 1]).sum() > 1
+                repeated = policy.boundary == "exact" and (again or tau == keys.NAN_KEY)
                 if not repeated:
                     start = [0, count]
                 elif strict >= k:
@@ -233,3 +246,19 @@ def test_proposal_is_centred_on_the_requested_rank():
     _, stats = reference.select(scores, [width] * rows, k, policy=policy)
     mean, spread = stats.admitted0.mean() / (1.5 * k), 1 / math.sqrt(policy.primary_rank(k) * rows)
     assert abs(mean - 1) < 4 * spread
+
+
+@pytest.mark.parametrize("k", [512, 1024, 2048, 4096])
+def test_a_sorted_row_admits_its_best_periods_and_one_more(k):
+    """Where a window at the end is better than the rest, and not sorted, enough of it is admitted."""
+    rows, width = 8, 262_144
+    normal = scores_of("normal", rows, width, k)
+    ordered = np.sort(normal, axis=1)
+    periods = 1 + math.ceil(LINES_64.primary_rank(k) // 4 * PEAK / LINES_64.group)
+    for scores in (ordered, ordered[:, ::-1]):
+        _, stats = reference.select(scores, [width] * rows, k, policy=LINES_64)
+        assert (stats.admitted0 >= k).all()
+        assert (stats.admitted0 <= periods * LINES_64.stride * LINES_64.group).all()
+    behind = np.arange(width) >= width - np.arange(3, 3 + rows)[:, None] * 2 * k
+    _, stats = reference.select(normal + 50 * behind.astype(np.float32), [width] * rows, k, policy=LINES_64)
+    assert (stats.admitted0 >= k).all()

@@ -51,6 +51,7 @@ def realised_ranks(
     `UNUSABLE` stands where the view is too small. With a "coarse" boundary, the rank belongs to the sampled score's
     whole bin. A boundary past the row's kept scores is looked up in the complete row if `beyond`. Else it is given as
     the first rank not kept, where it counts only that it lies far down. `row_id` decides the hash of a jittered view.
+    `SamplingPolicy.tightened` is left out: of a sorted row, fewer scores are admitted.
     """
     wanted = np.asarray(sample_ranks, dtype=np.int64)
     order = row.order

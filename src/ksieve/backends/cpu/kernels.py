@@ -54,6 +54,24 @@ from ksieve.model.guess import BLOCK, MOST_GUESSES
 
 
 @jit
+def _tightened(
+    tau: Int, rank: Int, groups: Int, first: Int, group: Int, period: Int, share: Int, jitter: Int, memory: Int
+) -> Int:
+    """`SamplingPolicy.tightened`; samples the groups at the row's ends again."""
+    each, keys, fits = group // share, at.spare_of(memory), i64s(memory + at.ASKED)[at.ROOM] + BLOCK
+    few, most = (rank // 4 + 2 * each - 1) // each, (rank - rank // 4) // each
+    for end in range(2 if few <= most else 0):
+        better = True
+        for some in (most, few):
+            low = (groups - some) * end
+            count = sample_keys(first, group, period, 0, jitter, share, rank, keys, fits, keys, memory, low, low + some)
+            worst = kth(keys, count, count, keys, memory)
+            better = better and worst < tau
+        tau = worst if better else tau
+    return tau
+
+
+@jit
 def _propose(policy: Int, bin_cutoffs: Int, memory: Int) -> Int:
     """Step 1: put the inclusive ordered-key cutoffs into TAUS; return how many there are.
 
@@ -80,16 +98,19 @@ def _propose(policy: Int, bin_cutoffs: Int, memory: Int) -> Int:
     stats[SAMPLED] = sampled
     keys, spare = at.key_of(memory), at.spare_of(memory)
     # One more than the largest rank, so that a second sample equal to a boundary is kept.
-    count = sample_keys(first, group, period, 0, jitter, share, most + 1, keys, room + BLOCK, spare, memory)
+    count = sample_keys(first, group, period, 0, jitter, share, most + 1, keys, room + BLOCK, spare, memory, 0, length)
     key, proposals = u32s(keys), 2 if rescue else 1
     for attempt in range(proposals):
         tau = kth(keys, count, rescue if attempt else primary, spare, memory)
-        stats[TAU + attempt] = tau
         apart[attempt] = 0
         if exact:
             seen = 0
             for i in range(count):
                 seen += key[i] == tau
+            if share > 1 and attempt == 0:
+                groups = (sampled + group - 1) // group
+                tau = _tightened(tau, primary, groups, first, group, period, share, jitter, memory)
+            stats[TAU + attempt] = tau
             apart[attempt] = seen > 1 or tau == NAN_KEY
         else:
             coarse = bin_of(bin_cutoffs, tau)

@@ -83,22 +83,22 @@ def _best_of_each(key: Any, count: Int, share: Int) -> Int:
 @kernel
 def sample_keys(
     first: Int, group: Int, period: Int, state: Int, jitter: Int, share: Int, most: Int, keys: Int, fits: Int,
-    spare: Int, memory: Int,
+    spare: Int, memory: Int, low: Int, high: Int,
 ) -> Int:  # fmt: skip
     """Store the keys of the samples, of many only the `most` best and some more; return the number stored.
 
     In each period the sampled group begins at `first`, or up to `jitter` - 1 groups later. A guess's `state` decides,
     or if that is 0, the hash of the row's number. Of each `share` adjacent samples only the best is stored. Scores are
     fetched in batches, in a loop of loads alone, so that many cache misses are in flight. `fits` keys fit the memory at
-    `keys`.
+    `keys`. Only periods from `low` up to `high` are sampled.
     """
     row, row_id, length, size, convert = at.row_of(memory)
     address, places, work = at.batch_of(memory), i64s(memory + at.PLACES), i64s(memory + at.WORK)
     key, batch, raw = u32s(keys), u32s(address), address if size == 4 else address + 4 * larger(at.BATCH, group)
     count, fits, bound = 0, smaller(fits, larger(4 * most, 256)), np.uint32(NAN_KEY)
-    groups = (length - first + period - 1) // period
+    groups = smaller((length - first + period - 1) // period, high)
     step = larger(at.BATCH // group, 1)
-    for begin in range(0, groups, step):
+    for begin in range(low, groups, step):
         fetched, taken = np.int64(0), smaller(step, groups - begin)
         for j in range(taken + at.GROUPS_AHEAD):
             number = begin + j
@@ -146,5 +146,5 @@ def guess_cutoff(attempt: Int, memory: Int) -> Int:
         return NAN_KEY
     keys, state = at.spare_of(memory), np.int64(state_of(asked[at.SEED], row_id, attempt))
     rest = keys + 4 * half
-    count = sample_keys(0, 1, stride, state, stride, 1, rank, keys, half, rest, memory)
+    count = sample_keys(0, 1, stride, state, stride, 1, rank, keys, half, rest, memory, 0, length)
     return kth(keys, count, rank, rest, memory)

@@ -120,6 +120,18 @@ struct KeptKeys {
     for (int at = 0; at < count; ++at)
       visit(at < kColumns ? column_key(at) : entry_key(list_entry(number(at - kColumns))), number(at));
   }
+
+  // Returns the worst key of the statistics [begin, end), of any threads. Call by a whole warp, behind a barrier after
+  // the last key.
+  __device__ __forceinline__ static u32 worst(int begin, int end) {
+    constexpr int kInColumns = kColumns * kThreads;
+    const u32* in_columns = reinterpret_cast<const u32*>(shared_storage().candidates);
+    u32 worst = 0;
+#pragma unroll 1
+    for (int at = begin + static_cast<int>(threadIdx.x & 31); at < end; at += 32)
+      worst = max(worst, at < kInColumns ? in_columns[at] : entry_key(list_entry(at - kInColumns)));
+    return __reduce_max_sync(kFullWarp, worst);
+  }
 };
 
 // A ranked statistic, and how many of the view have exactly its key.
@@ -159,6 +171,22 @@ __device__ __forceinline__ Ranked ranked_key_of_tail(const KeptKeys& keys, int c
   u32 owner = __ballot_sync(kFullWarp, listed && mine.rank == rank - 1);
   u32 wanted = __shfl_sync(kFullWarp, entry_key(mine.entry), __ffs(owner) - 1);
   return {wanted, __popc(__ballot_sync(kFullWarp, listed && entry_key(mine.entry) == wanted))};
+}
+
+// Returns the cutoff of a view of `count` statistics, the best of which may be all at one end, as of a sorted row
+// (core/policy.py, tightened). Call as KeptKeys::worst.
+__device__ __forceinline__ u32 tightened(u32 cutoff, int rank, int count) {
+  constexpr int kEach = kGroup / kPool;
+  const int groups = (count + kEach - 1) / kEach;
+  const int few = (rank / 4 + 2 * kEach - 1) / kEach;
+  const int most = (rank - rank / 4) / kEach;
+  const auto worst = [&](int some, bool last) {
+    return KeptKeys::worst(last ? (groups - some) * kEach : 0, last ? count : some * kEach);
+  };
+#pragma unroll 1
+  for (int last = 0; last < 2 && few <= most; ++last)
+    if (unlikely(worst(most, last) < cutoff)) cutoff = worst(few, last);
+  return cutoff;
 }
 
 // Returns whether the view of a row has the requested ranks among its first two thirds (core/policy.py, usable): a
@@ -211,6 +239,7 @@ __device__ __forceinline__ void propose(const Params& p, const Row& row, LoadedV
       int rank = p.primary_rank - found.before;
       cutoff = unlikely(found.count > kTailMax) ? ranked_key(keys, rank, keys_of_bin(found.bin))
                                                 : ranked_key_of_tail(keys, found.count, rank, found.bin);
+      if (kPool > 1 && threadIdx.x < 32) cutoff.key = tightened(cutoff.key, p.primary_rank, count);
     } else {
       cutoff = {bin_cutoff_key(found.bin), 0};
     }
