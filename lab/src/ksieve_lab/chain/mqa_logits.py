@@ -30,8 +30,11 @@ def _mqa_logits(  # type: ignore[no-untyped-def]
     queries, keys, score_pitch, stretch,
     cutoff_ptr, counts_ptr, positions_ptr, capacity,
     HEADS: tl.constexpr, DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    SCALED: tl.constexpr, MASKED: tl.constexpr, LISTED: tl.constexpr,
+    SCALED: tl.constexpr, MASKED: tl.constexpr, LISTED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    if OVERLAP:  # the kernel before may have written the queries; the kernel after waits by itself
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     # Neighbouring programs share a stretch of keys, so that its tiles come from L2.
     group = tl.program_id(0)
     begin = tl.program_id(1) * stretch
@@ -112,6 +115,7 @@ def mqa_logits(
     out: Any = None,
     masked: bool = False,
     tile: Tile = TILE,
+    overlap: bool = False,
 ) -> Any:
     """Score every key for every query; enqueued on the current stream, capturable.
 
@@ -120,12 +124,13 @@ def mqa_logits(
     contiguous. `lengths`: int32, the keys that each query sees from position 0, clamped to [0, keys] on the device.
     `key_scale`: float32 of shape (keys,), by default 1. `out`: float32 of shape (queries, keys), of last stride 1, by
     default a new matrix whose rows start at multiples of 16 bytes. Scores past a query's length are not written, or are
-    -inf where `masked`, for selectors that know no lengths. Returns `out`.
+    -inf where `masked`, for selectors that know no lengths. `overlap`: a programmatic dependent launch (compute
+    capability 9.0, Triton 3.3), which lets the next kernel start at once. Returns `out`.
     """
     if out is None:
         queries, count = len(q), len(keys)
         out = torch.empty(queries, -(-count // 4) * 4, dtype=torch.float32, device=q.device)[:, :count]
-    _launch(q, keys, weights, lengths, key_scale, out, None, masked, tile)
+    _launch(q, keys, weights, lengths, key_scale, out, None, masked, tile, overlap)
     return out
 
 
@@ -141,7 +146,7 @@ def mqa_candidates(
 
 def _launch(
     q: Any, keys: Any, weights: Any, lengths: Any, key_scale: Any, out: Any, into: Candidates | None, masked: bool,
-    tile: Tile,
+    tile: Tile, overlap: bool = False,
 ) -> None:  # fmt: skip
     (queries, heads, dim), count = q.shape, len(keys)
     if not queries or not count:
@@ -152,5 +157,6 @@ def _launch(
     _mqa_logits[grid](
         q, keys, weights, key_scale, lengths, out, queries, count, out.stride(0), stretch, *lists,
         HEADS=heads, DIM=dim, QUERIES=tile.queries, KEYS=tile.keys, STAGES=tile.stages,
-        SCALED=key_scale is not None, MASKED=masked, LISTED=into is not None, num_warps=tile.warps,
+        SCALED=key_scale is not None, MASKED=masked, LISTED=into is not None, OVERLAP=overlap, num_warps=tile.warps,
+        **({"launch_pdl": True} if overlap else {}),
     )  # fmt: skip

@@ -83,6 +83,21 @@ def load_keep() -> Callable[[Factors, Any], None]:
     )  # fmt: skip
 
 
+def load_layer() -> tuple[Callable[[Factors, Any, bool], None], Callable[[Any, Any, Any, bool], None]]:
+    """Load a decode layer's ``produce(factors, scores, overlap)`` and ``gather(cache, positions, out, overlap)``."""
+    if not installed("triton"):
+        raise BackendError("the kernels around a selection need the package triton, which is missing")
+    from ksieve_lab.chain.gather import gather
+    from ksieve_lab.chain.mqa_logits import Tile, mqa_logits
+
+    def produce(f: Factors, scores: Any, overlap: bool) -> None:
+        # About 512 programs, which fit an H100 at once, so that few queries fill it too.
+        tile = Tile(stretch=max(256, len(f.q) * len(f.keys) // 1024 // 64 * 64))
+        mqa_logits(f.q, f.keys, f.weights, f.lengths, key_scale=f.key_scale, out=scores, tile=tile, overlap=overlap)
+
+    return produce, gather
+
+
 def _deep_gemm() -> Produce:
     import deep_gemm  # type: ignore[import-not-found, unused-ignore]
     import torch
