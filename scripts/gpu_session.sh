@@ -12,8 +12,8 @@
 #                                      sanitize-memcheck, -racecheck, -synccheck, and after these sanitize-record
 #   scripts/gpu_session.sh regress     a fixed set of calls against the committed times of the same card (5 minutes);
 #                                      ARGS="--against FILE" against a result of another tree on the same machine
-#   scripts/gpu_session.sh operator|decode|short|general|options|segments|blocks|engines|engines-first|trace|worst|ablation|
-#                                      chain|replay: the result file of one bench (1 to 4 minutes);
+#   scripts/gpu_session.sh operator|decode|short|general|options|segments|layer|blocks|engines|engines-first|trace|worst|
+#                                      ablation|chain|replay: the result file of one bench (1 to 4 minutes);
 #                                      ARGS="--k 512" goes to it, FACTORS=file scores operator and trace with real factors
 #   scripts/gpu_session.sh all         compile, every part of the suite and the sanitizers, the longest first; then the
 #                                      parts that take the whole machine
@@ -131,7 +131,8 @@ replay() {
 }
 
 [ $# -gt 0 ] || { sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 2; }
-results="regress operator decode short general options segments blocks engines engines-first trace worst ablation chain"
+results="regress operator decode short general options segments layer blocks engines engines-first trace worst ablation
+  chain"
 steps="quick suite $(cut -d: -f1 <<<"$parts" | sed 's/^/suite-/') compile sanitize sanitize-memcheck
   sanitize-racecheck sanitize-synccheck sanitize-record replay $results"
 everything="sanitize-racecheck sanitize-memcheck sanitize-synccheck suite-serving suite-kernels suite-held-aimed

@@ -22,7 +22,7 @@ from ksieve.core.options import PLAIN
 from ksieve.tuning import tasks, timing
 from ksieve.tuning.variants import PLANNED, Variant
 from ksieve_lab.bench import adversarial_gpu as hard
-from ksieve_lab.bench import catalog, gpu, options, record, regress, runner, shape_lists
+from ksieve_lab.bench import catalog, gpu, layer, options, record, regress, runner, shape_lists
 from ksieve_lab.report import specs, told
 from ksieve_lab.report.tables import File, cells
 
@@ -40,6 +40,7 @@ RUNS = {
     "floor": ("floor-shapes", "--shapes 8x4096"),
     "general": ("gpu-general", "--shapes 30x70:4,2x64:64 --only 30x --dtype float32,bfloat16"),
     "segments": ("gpu-segments", "--shapes 300x40:4"),
+    "layer": ("gpu-layer", "--shapes 3x4096:full --k 64"),
     "trace": ("gpu-trace-k16", "--shapes 300 --k 16"),
     "worst": ("gpu-worst-k64", "--shapes 4x4096 --only normal;view_hole --k 64 --peers none"),
     "options": ("gpu-options-k64", "--shapes 8x4096 --k 64"),
@@ -356,6 +357,28 @@ def test_a_wrong_option_is_found(host, monkeypatch, broken):
     names = {"out": "windows", "values": "values", "raw": "page table and raw"}
     found = payload("options", shapes="8x4096", k=64, only=names[broken])["results"]["shapes"][0]["selectors"]
     assert found[names[broken]]["exact"] is False
+
+
+# ---- a layer's sequence -----------------------------------------------------------------------------------
+
+
+def test_a_variant_of_a_layer_that_fails_or_does_not_wait_leaves_the_others(host, monkeypatch):
+    (produce, gather), asked = layer.producers.load_layer(), {"shapes": "3x4096:full", "k": 64}
+    (shape,) = payload("layer", **asked)["results"]["shapes"]
+    assert list(shape["selectors"]) == list(layer.VARIANTS) and shape["layers"] == 2
+    assert all(facts["exact"] is True and facts["added_us"] == 0 for facts in shape["selectors"].values())
+    assert {plan.problem.options.overlap for plan in host} == {False, True}
+    for raises in (False, True):
+
+        def early(cache, at, out, overlap, raises=raises):
+            if overlap and raises:
+                raise RuntimeError("no launch")
+            gather(cache, at.roll(1, 0) if overlap else at, out, overlap)
+
+        monkeypatch.setattr(layer.producers, "load_layer", lambda early=early: (produce, early))
+        found = payload("layer", **asked)["results"]["shapes"][0]["selectors"]
+        for name, (_, around) in layer.VARIANTS.items():
+            assert found[name]["exact"] is (True if not around else None if raises else False)
 
 
 # ---- times of before --------------------------------------------------------------------------------------

@@ -50,6 +50,15 @@ def test_the_same_factors_give_the_same_bits():
     assert torch.equal(first, second)
 
 
+def test_a_small_layer_is_exact_in_every_variant():
+    from ksieve_lab.bench import catalog, layer
+
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("programmatic launches need compute capability 9.0")
+    (shape,) = catalog.find("layer").run(shapes="3x20001:full", k=500, rounds=1)["results"]["shapes"]
+    assert {name: facts["exact"] for name, facts in shape["selectors"].items()} == dict.fromkeys(layer.VARIANTS, True)
+
+
 def test_a_small_chain_is_exact_for_every_selector():
     from ksieve_lab.bench import catalog
 

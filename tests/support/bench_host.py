@@ -15,6 +15,7 @@ from ksieve.core.device import DEVICES
 from ksieve.planning.plan import Plan
 from ksieve.tuning import tasks, timing
 from ksieve_lab.bench import catalog, floor, record
+from ksieve_lab.chain import producers
 
 H200 = DEVICES["h200"]
 FLOOR_US, OWN_US, OTHER_US = 10.0, 12.5, 20.0
@@ -51,6 +52,14 @@ def measure(contenders, sets, read_bytes, *, rounds=7, **_):
     return found
 
 
+def produce(factors, scores, overlap):
+    scores.copy_(factors.q[:, 0].float() @ factors.keys.float().T)
+
+
+def gather(cache, at, out, overlap):
+    out.zero_()[:, 0] = cache[at.long()].float().sum(1)
+
+
 @pytest.fixture
 def host(monkeypatch):
     """Let every GPU bench run here, on small shapes; yields the plans that were run."""
@@ -79,6 +88,7 @@ def host(monkeypatch):
     monkeypatch.setattr(api, "select", select)
     monkeypatch.setattr(api, "topk", lambda *given, **asked: select(*given, **asked).indices)
     monkeypatch.setattr(Plan, "workspace", lambda self: "workspace")
+    monkeypatch.setattr(producers, "load_layer", lambda: (produce, gather))
     monkeypatch.setattr(record, "environment", lambda *, gpu: dict(ENVIRONMENT))
     return ran
 

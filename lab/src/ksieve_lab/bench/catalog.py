@@ -17,6 +17,7 @@ from ksieve_lab.bench import (
     engines,
     first_calls,
     gpu,
+    layer,
     options,
     rank_model,
     ranks,
@@ -131,6 +132,11 @@ BENCHES = (
         cases=segments.cases, stem="gpu-segments", shapes=segments.SHAPES, reader=shape_lists.matrices_and_k,
         measure=partial(gpu.by_case, results=segments.results, measure=segments.measure, plans=lambda case, here: ()),
         only=None, k=None, scores=None, peers=None, figures=False,
+    ),
+    replace(
+        _GPU, name="layer", line="A decode layer: indexer, selection and consumer, with and without overlap.",
+        stem="gpu-layer", shapes=layer.SHAPES, only=None, scores=None, peers=None, figures=False,
+        measure=partial(gpu.by_case, results=segments.results, measure=layer.measure, plans=layer.plans),
     ),
     replace(
         _GPU, name="regress", line="A fixed set of calls against an earlier result of the same card: --against FILE.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ksieve_lab.bench import layer
 from ksieve_lab.report.specs import engines, gpu, others, study
 from ksieve_lab.report.tables import Column, File, Section, Table, card, geometric_mean, judge, reached, render
 
@@ -148,6 +149,22 @@ OPTIONS = Table(
 )  # fmt: skip
 
 
+LAYER = Table(
+    [Column("rows x scores", gpu.size),
+     *(Column(name, f"selectors/{name}/median_us", "{:.2f}") for name in layer.VARIANTS)],
+    lambda files: gpu.shapes(files[0].payload), lambda files: f"Microseconds of a layer; {source(files)}.",
+)  # fmt: skip
+
+
+def _layer(file: File) -> str:
+    found = [shape["selectors"] for shape in gpu.shapes(file.payload)]
+    plain = [by[layer.PLAIN]["median_us"] for by in found]
+    alone, every = ([-by[name]["added_us"] for by in found] for name in ("selection overlaps", "all overlap"))
+    return (f"A decode layer of {min(plain):.1f} to {max(plain):.1f} us takes {min(alone):.1f} to {max(alone):.1f} us "
+            f"less, or {min(every):.1f} to {max(every):.1f} if its producer and consumer overlap too "
+            f"([table](../internals/experiments.md#a-decode-layer)).")  # fmt: skip
+
+
 def _blocks(files: Sequence[File]) -> Rows:
     return (row for row in others.BLOCKS.rows(files) if row["dtype"] == "float32")
 
@@ -278,6 +295,9 @@ def committed(files: Sequence[File], sections: Sequence[Section]) -> Iterator[tu
     answers = [study.answer(file) for file in files if file.payload["bench"] == "study"]
     answers += [study.calibrated(file) for file in files if file.payload["bench"] == "calibrate"]
     yield "docs/guide/study.md", "results", "\n\n".join(answers)
+    for file in named("gpu-layer"):
+        yield "docs/guide/options.md", "layer", _layer(file)
+        yield "docs/internals/experiments.md", "layer", render(LAYER, [file])
     for engine in engines.TITLES:
         yield "docs/guide/engines.md", f"{engine}-operators", engines.operators(engine)
     yield "docs/guide/engines.md", "times", engines.gained(files)
