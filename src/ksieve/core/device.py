@@ -83,7 +83,7 @@ DEVICES: dict[str, DeviceInfo] = {
     "l40s": _gpu("NVIDIA L40S", (8, 9), 142, 96),
     "rtx4090": _gpu("NVIDIA GeForce RTX 4090", (8, 9), 128, 72),
     "h20": _gpu("NVIDIA H20", (9, 0), 78, 60),
-    "h100": _gpu("NVIDIA H100 SXM", (9, 0), 132, 50),
+    "h100": _gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 50),
     "h200": _gpu("NVIDIA H200", (9, 0), 132, 50),
     "b200": _gpu("NVIDIA B200", (10, 0), 148, 126),
     "rtx5090": _gpu("NVIDIA GeForce RTX 5090", (12, 0), 170, 96),

@@ -237,7 +237,7 @@ def _splits(measured: ByWidth) -> list[Entry]:
         means = {splits: tuple(map(geometric_mean, zip(*pairs, strict=True))) for splits, pairs in tried.items()}
         paying = 0
         for splits in sorted(means, reverse=True):
-            if TIE * means[splits][0] > means[splits][1] or any(split > whole for split, whole in tried[splits]):
+            if TIE * means[splits][0] > means[splits][1] or any(split > TIE * whole for split, whole in tried[splits]):
                 break
             paying = splits
         fewest = paying or (SPLITS[0] if means and entries else 0)  # where none pays, no row has room for so many

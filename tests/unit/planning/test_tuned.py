@@ -55,7 +55,7 @@ def test_a_file_replaces_the_resident_shapes_of_the_device(tmp_path, monkeypatch
 
 def test_the_users_own_file_is_found_and_only_by_its_device():
     path = tuned.default_path(H100)
-    assert path.name == "nvidia-h100-sxm-float32.json"
+    assert path.name == "nvidia-h100-80gb-hbm3-float32.json"
     tuned.write(path, facts())
     assert plan_of(**ASKED).family == "resident_block"
     assert plan_of(**ASKED | {"device": DEVICES["h200"]}).family == "resident_cluster"
@@ -66,7 +66,7 @@ def test_the_users_own_file_is_found_and_only_by_its_device():
     [
         ({"format": 1}, "format 1; takes format 2"),
         ({"ksieve": "9.9"}, "ksieve 9.9; takes ksieve"),
-        ({"device": tuned.described(DEVICES["h200"])}, "'NVIDIA H200'.*'NVIDIA H100 SXM'"),
+        ({"device": tuned.described(DEVICES["h200"])}, "'NVIDIA H200'.*'NVIDIA H100 80GB HBM3'"),
         ({"dtype": "float8"}, "dtype float8; takes dtype float32"),
         ({"format": True}, "format True; takes format 2"),
         ({"resident": {}}, "entries that `ksieve tune` has not written"),
@@ -186,14 +186,14 @@ def test_a_named_file_is_of_its_dtype_alone_and_others_are_warned(tmp_path, monk
 
 
 def test_shapes_of_16_bit_scores_are_derived_until_they_are_measured():
-    single, half = shapes.of(H100), shapes.of(H100, "bfloat16")
+    single, half = shapes.of(DEVICES["b200"]), shapes.of(DEVICES["b200"], "bfloat16")
     assert half.dtype == "bfloat16" and single.dtype == "float32"
     for family, listed in half.resident.items():
         assert {shape.source for shape in listed} == {shapes.DERIVED_DTYPE}
         widths = {shape.resident_width for shape in single.resident[family]}
         assert {shape.resident_width for shape in listed} <= widths
         assert not any(shape.overflow_vectors for shape in listed)
-    assert not any(shape.resident_width in (3072, 17_408, 45_056) for of in half.resident.values() for shape in of)
+        assert not any(shape.resident_width % (8 * shape.threads * shape.ctas_per_row) for shape in listed)
 
 
 def test_the_measured_file_of_a_model_is_chosen_by_its_name():
