@@ -159,9 +159,9 @@ LAYER = Table(
 def _layer(file: File) -> str:
     found = [shape["selectors"] for shape in gpu.shapes(file.payload)]
     plain = [by[layer.PLAIN]["median_us"] for by in found]
-    alone, every = ([-by[name]["added_us"] for by in found] for name in ("selection overlaps", "all overlap"))
-    return (f"A decode layer of {min(plain):.1f} to {max(plain):.1f} us takes {min(alone):.1f} to {max(alone):.1f} us "
-            f"less, or {min(every):.1f} to {max(every):.1f} if its producer and consumer overlap too "
+    alone, every = ([by[name]["added_us"] for by in found] for name in ("selection overlaps", "all overlap"))
+    return (f"A decode layer of {min(plain):.1f} to {max(plain):.1f} us changes by {min(alone):+.1f} to "
+            f"{max(alone):+.1f} us; if its producer and consumer overlap too, by {min(every):+.1f} to {max(every):+.1f} "
             f"([table](../internals/experiments.md#a-decode-layer)).")  # fmt: skip
 
 
