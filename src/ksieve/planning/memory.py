@@ -342,8 +342,7 @@ def slice_bytes(problem: Problem) -> int:
 
 def mailbox_bytes(ctas: int) -> int:
     """Workspace in which the CTAs that share a row exchange messages (resident/grid_mailbox.cuh, GridMailbox)."""
-    counts, messages = 2 * HISTOGRAM_BYTES, ctas * (16 + 8 * FEWEST)
-    return _round_up(counts + messages + 4 * ctas * ctas + OWNER_BYTES + 4 * (BARRIERS + 4), 16)
+    return _round_up(2 * HISTOGRAM_BYTES + 16 * ctas + 8 * FEWEST + 16 + OWNER_BYTES + 4 * (BARRIERS + 1), 16)
 
 
 def shared_bytes(plan: Plan) -> int:

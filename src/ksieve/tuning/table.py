@@ -225,7 +225,10 @@ def _split_shape(measured: ByWidth) -> list[Entry]:
 
 
 def _splits(measured: ByWidth) -> list[Entry]:
-    """From which width how many CTAs a row pay at any row count: the fewest that do, and all that are more do too."""
+    """From which width how many CTAs a row pay: the fewest that gain, and lose more than `TIE` at no row count.
+
+    More CTAs do so too.
+    """
     entries: list[Entry] = []
     for width, found in measured.items():
         tried: dict[int, list[tuple[float, float]]] = {}

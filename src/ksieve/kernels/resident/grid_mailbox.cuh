@@ -28,11 +28,12 @@ constexpr int kBarriers = 24;
 struct alignas(16) GridMailbox {
   u32 counts[2][kBins];           // sums over CTAs: counts of buckets, and of keys in a round of resident/overfull.cuh
   RingSlot brackets[kCtasPerRow]; // each CTA's bracket
-  u64 listed[kCtasPerRow][kTailMax];    // undecided scores that each CTA has sent to the owner, which ranks them
-  u32 shares[kCtasPerRow][kCtasPerRow]; // [receiver][sender]: kPresent and the sender's Share::all
+  u64 listed[kTailMax];           // undecided scores of all CTAs, which the owner ranks
+  u64 taken;                      // Taken: what the CTAs that have arrived write and list
+  u32 num_listed;                 // places in `listed` that are taken
+  u32 left;                       // CTAs that have left the mailbox
   Owner owner;
   u32 arrived[kBarriers + 1]; // CTAs that reached each barrier; the last one is in front of the epilogue
-  u32 left[3];                // left[0]: CTAs that have left the mailbox; the others are padding
 };
 static_assert(sizeof(GridMailbox) == KSIEVE_MAILBOX_BYTES, "planning/memory.py mirrors this struct");
 // Returns the mailbox of this CTA's row; `number` counts the mailboxes that it has used.
@@ -40,7 +41,22 @@ __device__ __forceinline__ GridMailbox* mailbox_of(const Params& p, int number) 
   return reinterpret_cast<GridMailbox*>(p.workspace + kHeaderBytes) +
          (number % 2 * gridDim.x + blockIdx.x) / kCtasPerRow;
 }
-constexpr u32 kPresent = 0x80000000u; // set in every message of a share, which is then never zero
+
+// Sums over CTAs, in one word: positions that they write, scores that they list (or that are equal, where none is
+// listed), and how many have arrived. Each CTA adds its own once; the sums before give its place in the answer.
+struct Taken {
+  static constexpr int kBits = 21;
+  u64 sums;
+  __device__ __forceinline__ static u64 of(u32 share) {
+    return 1ull << 2 * kBits | static_cast<u64>(share >> 16) << kBits | (share & 0xffff);
+  }
+  __device__ __forceinline__ int field(int number) const {
+    return static_cast<int>(sums >> number * kBits & ((1u << kBits) - 1));
+  }
+  __device__ __forceinline__ int positions() const { return field(0); }
+  __device__ __forceinline__ int listed() const { return field(1); }
+  __device__ __forceinline__ int arrived() const { return field(2); }
+};
 
 // State of this CTA between rows, stored in place of further row descriptors.
 struct GridState {
@@ -49,7 +65,9 @@ struct GridState {
   int copies;         // bulk copies of earlier rows: their parity is the mbarrier's phase
   int mailboxes_used; // by this CTA so far: their parity says which is next
   int barriers;       // barriers of all CTAs that this row has passed
-  int in_front;       // positions that CTAs before this one write
+  int in_front;       // positions that CTAs write which have arrived before this one
+  int equal_in_front; // equal scores of theirs
+  int arrives_last;   // no CTA arrives after this one
   int leaves_last;    // this CTA is the last to leave, and clears the mailbox
 };
 static_assert(sizeof(GridState) <= sizeof(RowDescriptor), "two rows are described");

@@ -136,76 +136,71 @@ struct GridScope {
   }
 
   // Writes this CTA's share of the answer: its positions in better buckets; the undecided scores go to the owner, which
-  // writes the best `remaining_k` of them. If they are `equal`, they are part of the shares instead.
+  // writes the best `remaining_k` of them. If they are `equal`, they are part of the shares instead. Shares have the
+  // order in which CTAs arrive.
   __device__ __forceinline__ static void write(const Params&, int slot, const Divided& divided, bool edge_before,
                                                bool edge_within, int remaining_k, bool equal) {
     SharedStorage& s = shared_storage();
     GridMailbox& m = grid_mailbox();
-    const int cta = cta_in_row();
-    const u32 lane = threadIdx.x % 32;
+    const int lane = static_cast<int>(threadIdx.x % 32);
     Share share = share_of(slot, divided, edge_before, edge_within, equal);
-    if (threadIdx.x < kCtasPerRow) store_relaxed(&m.shares[threadIdx.x][cta], kPresent | share.all);
-    share.each_listed(slot, [&](int number, int index, float score) {
-      if (number < kTailMax) store_relaxed(&m.listed[cta][number], make_entry(order_key(score), index));
-    });
+    Taken before = {};
+    if (threadIdx.x == kWriters) before.sums = atomicAdd(&m.taken, Taken::of(share.all));
+    int number = 0;
+    if (const int mine = share.num_listed()) number = static_cast<int>(atomicAdd(&m.num_listed, mine));
     collect_share(share, slot, divided, edge_before, remaining_k);
-
-    // The last warp polls the shares of all CTAs, publishes to its CTA how many positions come before (in_front), and
-    // ranks the listed scores: no warp waits for the ranking, and the last warp waits for no other writes.
+    if (threadIdx.x == kWriters) {
+      grid_state().in_front = before.positions();
+      grid_state().equal_in_front = before.listed();
+      grid_state().arrives_last = before.arrived() == kCtasPerRow - 1;
+    }
+    auto list = [&] {
+      share.each_listed(slot, [&](int, int index, float score) {
+        if (number < kTailMax) store_relaxed(&m.listed[number], make_entry(order_key(score), index));
+        ++number;
+      });
+    };
+    // No warp waits for the ranking, and the last warp, which ranks, waits for no other writes.
     if (threadIdx.x < kWriters) {
+      list();
       barrier_of_writers<true, kThreads>(); // positions are collected, and the last warp wrote in_front
       int begin = grid_state().in_front;
-      if (kFewValues) begin &= 0xffff;
       int count = min(static_cast<int>(share.all & 0xffff), descriptor_at(slot).slots - begin);
-      if (kFewValues && equal) add_equal(share, slot, grid_state().in_front >> 16, remaining_k, begin, count);
+      if (kFewValues && equal) add_equal(share, slot, grid_state().equal_in_front, remaining_k, begin, count);
       write_collected<false>(
           descriptor_at(slot).out + begin, collected(), count, count,
           [&](int position) { return shown_position(position, slot); }, kWriters);
-      if (owns()) clear_broadcasts();
+      if (grid_state().arrives_last) clear_broadcasts();
       return;
     }
-    u32 message[kMessagesPerLane] = {};
-    poll_all(m.shares[cta], message, [](u32 one) { return one != 0; });
-    u32 in_front = 0;
-#pragma unroll
-    for (u32 i = 0; i < kMessagesPerLane; ++i)
-      if (static_cast<int>(32 * i + lane) < cta) in_front += message[i] & (kFewValues ? ~kPresent : 0xffffu);
-    in_front = __reduce_add_sync(kFullWarp, in_front);
-    if (lane == 0) grid_state().in_front = static_cast<int>(in_front);
-    __syncwarp();                          // lane 0 wrote in_front, before the warp arrives at the barrier
+    __syncwarp();                          // the first lane wrote in_front, before the warp arrives at the barrier
     barrier_of_writers<false, kThreads>(); // in_front is written, for the warps that write positions
-#pragma unroll
-    for (u32 i = 0; i < kMessagesPerLane; ++i)
-      if (kCtasPerRow % 32 == 0 || lane < kCtasPerRow) store_relaxed(&m.shares[cta][32 * i + lane], 0u);
+    list();
     if (!owns()) return;
-    if (kFewValues && equal) return;
-    // Finds which CTA has sent each listed score; then all of them are loaded at once.
-    u32 tail = 0;
-#pragma unroll
-    for (u32 i = 0; i < kMessagesPerLane; ++i) {
-      const u32 some = message[i] >> 16 & 0x7fff;
-      const u32 begin = tail + lanes_up_to(some) - some;
-      for (u32 j = 0; j < some && begin + j < kTailMax; ++j)
-        s.samples[begin + j] = static_cast<unsigned short>((32 * i + lane) * kTailMax + j);
-      tail += __reduce_add_sync(kFullWarp, some);
-    }
-    tail = min(tail, kTailMax);
-    __syncwarp(); // every sender is known to all lanes
+    // Waits until every CTA has arrived and every listed score is there: as many as the CTAs say that they list.
+    int tail;
+    u64 entry;
+    bool there;
+    do {
+      entry = load_relaxed(&m.listed[lane]);
+      const Taken all = {load_relaxed(&m.taken)};
+      tail = kFewValues && equal ? 0 : min(all.listed(), kTailMax);
+      there = all.arrived() == kCtasPerRow && (lane >= tail || entry != 0);
+    } while (!__all_sync(kFullWarp, there));
     if (lane < tail) {
-      u64* from = &m.listed[0][s.samples[lane]];
-      u64 entry;
-      do
-        entry = load_relaxed(from);
-      while (entry == 0);
-      store_relaxed(from, 0ull);
+      store_relaxed(&m.listed[lane], 0ull);
       s.tail[lane] = entry;
     }
+    if (lane == 0) {
+      store_relaxed(&m.taken, 0ull);
+      store_relaxed(&m.num_listed, 0u);
+    }
     __syncwarp(); // every listed score is in the tail
-    write_last(slot, static_cast<int>(tail), remaining_k);
+    write_last(slot, tail, remaining_k);
   }
 
-  // Clears what all CTAs read in the mailbox: brackets, sums, the owner's counters. Call by the owner's warps that
-  // write positions, once all shares have arrived: no CTA reads these any more.
+  // Clears what all CTAs read in the mailbox: brackets, sums, the owner's counters. Call by the warps that write
+  // positions, of the last CTA to arrive: no CTA reads these any more.
   __device__ __forceinline__ static void clear_broadcasts() {
     GridMailbox& m = grid_mailbox();
     for (int i = threadIdx.x; i < kBins / 4; i += kWriters)
@@ -236,7 +231,7 @@ struct GridScope {
   __device__ __noinline__ static void leave() {
     __syncthreads(); // no thread of this CTA reads the mailbox any more
     if (threadIdx.x == 0) {
-      const u32 before = add_acq_rel(&grid_mailbox().left[0]);
+      const u32 before = add_acq_rel(&grid_mailbox().left);
       grid_state().leaves_last = before == kCtasPerRow - 1;
     }
     __syncthreads(); // thread 0 wrote leaves_last, for all

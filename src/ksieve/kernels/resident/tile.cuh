@@ -117,6 +117,11 @@ struct Share {
   u32 before; // counts of the threads before this one
   u32 all;    // counts of all threads of the CTA
 
+  // Returns how many scores this thread lists.
+  __device__ __forceinline__ int num_listed() const {
+    return kFewValues && equal ? 0 : listed.count() + listing + edge_listed;
+  }
+
   // Calls list(number, index, score) for each listed score of this thread.
   template <class List> __device__ __forceinline__ void each_listed(int slot, List list) {
     if (kFewValues && equal) return;
