@@ -93,13 +93,15 @@ def _fitted(
     they have for options (not `lean`) on another architecture, and for `positions`: ptxas would spill from 64
     registers, which suffice for what was measured. A shape of many small CTAs for plain calls alone, of any number of
     rows, has one CTA fewer for options. Its threads of up to `MOST_EACH` scores then do not spill. Without it, no shape
-    may be left for these rows.
+    may be left for these rows. So has one of four CTAs whose rows are not all in the ring, where values and tie-breaks
+    are read; they then are.
     """
 
     def fitted(shape: Geometry) -> tuple[Geometry, int]:
         many = shape.ctas_per_sm > 2 and shape.resident_width <= MOST_EACH * shape.threads
-        if shape.plain and not lean and many and not shape.most_rows and not shape.overflow_vectors:
-            shape = replace(shape, ctas_per_sm=shape.ctas_per_sm - 1, plain=False, source=ONE_FEWER)
+        crowded = many and shape.plain and not shape.most_rows and not shape.overflow_vectors
+        if not lean and (crowded or (shape.overflow_vectors and shape.ctas_per_sm > 3)):
+            shape = replace(shape, ctas_per_sm=shape.ctas_per_sm - 1, overflow_vectors=0, plain=False, source=ONE_FEWER)
         derived = "resident" in known.derived and not lean
         tight = (positions or derived) and shape.threads * shape.ctas_per_sm >= 1024
         for ctas in range(shape.ctas_per_sm - bool(tight), 0, -1):

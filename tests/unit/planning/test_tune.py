@@ -415,7 +415,7 @@ def test_a_dtype_has_a_file_of_its_own(measured, monkeypatch):
     done = invoke_app("tune", "--dtype", "bfloat16", "--shapes", "132x1048576,528x1048576")
     assert done.exit_code == 0, done.output
     path = tuned.default_path(H100, "bfloat16")
-    assert path.name == "nvidia-h100-sxm-bfloat16.json" and json.loads(path.read_text())["dtype"] == "bfloat16"
+    assert path.name == "nvidia-h100-80gb-hbm3-bfloat16.json" and json.loads(path.read_text())["dtype"] == "bfloat16"
     assert not tuned.default_path(H100).exists()
     monkeypatch.delenv(tuned.VARIABLE)
     policies = [

@@ -161,8 +161,8 @@ def _layer(file: File) -> str:
     plain = [by[layer.PLAIN]["median_us"] for by in found]
     alone, every = ([by[name]["added_us"] for by in found] for name in ("selection overlaps", "all overlap"))
     return (f"A decode layer of {min(plain):.1f} to {max(plain):.1f} us changes by {min(alone):+.1f} to "
-            f"{max(alone):+.1f} us; if its producer and consumer overlap too, by {min(every):+.1f} to {max(every):+.1f} "
-            f"([table](../internals/experiments.md#a-decode-layer)).")  # fmt: skip
+            f"{max(alone):+.1f} us; if its producer and consumer overlap too, by {min(every):+.1f} to "
+            f"{max(every):+.1f} ([table](../internals/experiments.md#a-decode-layer)).")  # fmt: skip
 
 
 def _blocks(files: Sequence[File]) -> Rows:
