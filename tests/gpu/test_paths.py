@@ -95,8 +95,9 @@ def test_rows_of_all_lengths_follow_each_other(name, planned, dtype):
 def test_places_in_columns_reach_the_end_of_the_widest_rows(extra):
     """The best scores lie at the end, where local indices are greatest: 16-bit ones, or one score too far for them."""
     shared = Variant("persistent-shared", "stream", many=MANY)
-    plan = shared.plan(2, (1 << 16) * 511 + extra, 2048)  # of CTAs of 512 threads
-    assert dict(spec.kernel_spec(plan).defines)["KSIEVE_LOCAL_INDEX16"] == (extra == 0)
+    threads = shared.plan(2, 1 << 25, 2048).threads
+    plan = shared.plan(2, (1 << 16) * (threads - 1) + extra, 2048)
+    assert plan.threads == threads and dict(spec.kernel_spec(plan).defines)["KSIEVE_LOCAL_INDEX16"] == (extra == 0)
     scores = torch.randn(2, plan.problem.width, device=runner.DEVICE)
     scores[:, -6000:] += 9
     lengths = torch.tensor([plan.problem.width, plan.problem.width - 3], dtype=torch.int32, device=runner.DEVICE)
@@ -223,7 +224,7 @@ LONG = {
     "split-4-long": Variant("split-4-long", "stream_split", PAPER_128, 4),
     "split-33-long": Variant("split-33-long", "stream_split", with_stride("bursts", 32), 33),
 }
-LONG_K, LONG_WIDTH, LONG_SPILL = 12_000, 33_000, 71_680
+LONG_K, LONG_WIDTH, LONG_SPILL = 15_000, 33_000, 71_680
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -243,7 +244,7 @@ def test_a_list_that_the_last_cta_reads_where_it_was_published(name):
     if plan.family == "stream_split":
         assert plan.columns * plan.threads + plan.shared_capacity < LONG_K, "all of them are on chip"
     placed = material.place(scores.view(np.int32), "float32", runner.DEVICE, offset=1, padding=3)
-    short = torch.tensor([LONG_K + 1, LONG_K, 0, 20_000, 12_500, 32_999, 14_000, 1], dtype=torch.int32)
+    short = torch.tensor([LONG_K + 1, LONG_K, 0, 20_000, 15_500, 32_999, 16_000, 1], dtype=torch.int32)
     return both(plan, placed, short.to(runner.DEVICE))
 
 
