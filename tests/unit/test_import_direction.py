@@ -10,7 +10,7 @@ import ksieve
 PACKAGE = Path(ksieve.__file__).parent
 WINGS = (
     "_version", "core", "model", "checking", "planning", "backends", "dispatch",
-    "frontends", "api", "torch", "distributed", "running", "files", "", "adapters", "self_test",
+    "frontends", "api", "torch", "distributed", "running", "logits", "files", "", "adapters", "self_test",
     "tuning", "doctor", "cli", "__main__",
 )  # fmt: skip
 FILES = {

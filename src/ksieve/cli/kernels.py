@@ -265,11 +265,12 @@ def _build_cpu() -> None:
 
 def _cpu_kernels() -> list[Kernel]:
     """Every kernel of the CPU backend, each after those that it calls."""
-    from ksieve.backends.cpu import accounting, converting, entries, finishing, keeping, kernels, ranking
+    from ksieve.backends.cpu import accounting, converting, entries, finishing, keeping, kernels, logits, ranking
 
     called = [
         kernels.select_rows, accounting.account, ranking.emit_last, finishing.order_rows, finishing.write_rows,
-        entries.gather_rows, entries.pool_rows, entries.arrange_rows, keeping.keep_rows, *converting.converters(),
+        entries.gather_rows, entries.pool_rows, entries.arrange_rows, keeping.keep_rows, logits.sum_rows,
+        *converting.converters(),
     ]  # fmt: skip
     return list(dict.fromkeys(each for one in called for each in one.needed))
 

@@ -26,7 +26,7 @@ from ksieve._version import __version__
 from ksieve.backends.code_cache import Code, Store, say_once
 from ksieve.backends.cpu.jit import OPTIONS, numba
 from ksieve.core import dtypes, keys, policy, stats
-from ksieve.model import guess
+from ksieve.model import guess, logits
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ def source_digest() -> str:
     """Digest of all sources that are compiled into a kernel."""
     files = [
         *sorted(Path(__file__).parent.glob("*.py")),
-        *(Path(str(m.__file__)) for m in (dtypes, guess, keys, policy, stats)),
+        *(Path(str(m.__file__)) for m in (dtypes, guess, keys, logits, policy, stats)),
     ]
     return _digest(*(file.read_bytes() for file in files))
 

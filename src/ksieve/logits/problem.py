@@ -1,0 +1,233 @@
+"""The checked `Request` of a call of `ksieve.logits`, and the results that a backend fills.
+
+A backend is a module with the functions `statistics`, `kept` and `sample`. Each takes a `Request` and the result whose
+arrays it writes, every element of them; `ksieve.logits.cpu` is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ksieve.core import problem
+from ksieve.core.arrays import ArrayInfo, Device, inspect, is_array, plain_tensor
+from ksieve.core.errors import ArgumentError, kind_of, shown
+from ksieve.core.leading import contiguous
+from ksieve.core.table import INTEGERS
+from ksieve.model import logits as model
+
+MAX_WIDTH = 1 << 21
+"""Widest row: 64 bits hold the sums of so many terms."""
+
+MAX_KEPT = 1024
+"""Largest k of kept sets and samples."""
+
+
+class Flags(IntFlag):
+    """Bits of the flags of a row; scores are those that are valid and allowed.
+
+    Attributes
+    ----------
+    NAN
+        A score is NaN. Log-sum-exp and logprobs are NaN, the kept set is empty, and there is no sample.
+    EMPTY
+        No score is NaN or above -inf. The log-sum-exp is -inf, the kept set is empty, and there is no sample.
+    TOKEN
+        A token is outside [0, width): its logprob is NaN and its rank -1.
+    CAPACITY
+        The kept set is larger than the capacity.
+    INVALID
+        The temperature, p, min_p, k or uniform number in the row's array is out of range; the row counts as empty.
+    INFINITE
+        A score is inf. The log-sum-exp is inf, and a sample is one of the scores of inf.
+    """
+
+    NAN = model.NAN
+    EMPTY = model.EMPTY
+    TOKEN = model.TOKEN
+    CAPACITY = model.CAPACITY
+    INVALID = model.INVALID
+    INFINITE = model.INFINITE
+
+
+class Statistics(NamedTuple):
+    """What `ksieve.logits.statistics` returns.
+
+    Attributes
+    ----------
+    positions : array of int32, shape (rows, k)
+        Of the best scores above -inf, best first, equal ones by position; then -1.
+    values : array of the logits' dtype, shape (rows, k)
+        These scores; then -inf.
+    logsumexp : array of float32, shape (rows,)
+        Of the scores divided by the temperature.
+    logprobs, ranks : array of float32, and of int32, of the shape of the tokens, or None
+        Logarithms of probabilities, and numbers of better scores; -inf and -1 for a token whose score is -inf, or not
+        valid, or not allowed.
+    flags : array of int32, shape (rows,)
+        `Flags`.
+    """
+
+    positions: Any
+    values: Any
+    logsumexp: Any
+    logprobs: Any
+    ranks: Any
+    flags: Any
+
+
+class Kept(NamedTuple):
+    """What `ksieve.logits.kept` returns.
+
+    Attributes
+    ----------
+    tokens : array of int32, shape (rows, capacity)
+        The kept set, best first, equal ones by position; then -1.
+    probabilities : array of float32, shape (rows, capacity)
+        Among the kept set, also where it is larger than the capacity; then 0.
+    counts : array of int32, shape (rows,)
+        Sizes of the kept sets.
+    flags : array of int32, shape (rows,)
+        `Flags`.
+    """
+
+    tokens: Any
+    probabilities: Any
+    counts: Any
+    flags: Any
+
+
+class Sample(NamedTuple):
+    """What `ksieve.logits.sample` returns.
+
+    Attributes
+    ----------
+    tokens : array of int32, shape (rows,)
+        -1 where there is none.
+    logprobs : array of float32, shape (rows,)
+        Logarithms of their probabilities among the whole rows; NaN where there is no token, or its score is inf.
+    flags : array of int32, shape (rows,)
+        `Flags`.
+    """
+
+    tokens: Any
+    logprobs: Any
+    flags: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One checked call.
+
+    `k`: slots of a row. `dtype`: of the scores. `arrays`, `described`: the arrays by the names of their arguments,
+    "logits" and an array "k" among them, all on one device; tokens are described as a matrix. `numbers`: those of
+    `ksieve.model.logits.RANGES` that are given and are no arrays.
+    """
+
+    k: int
+    dtype: str
+    arrays: Mapping[str, Any]
+    described: Mapping[str, ArrayInfo]
+    numbers: Mapping[str, np.float32]
+    min_p_first: bool
+
+    @property
+    def device(self) -> Device:
+        """Device of all arrays."""
+        return self.described["logits"].device
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and width."""
+        rows, width = self.described["logits"].shape
+        return rows, width
+
+    def empty(self, dtype: str, *shape: int) -> Any:
+        """Make an array of the logits' library on their device; of their own dtype for ""."""
+        logits = self.arrays["logits"]
+        if self.described["logits"].library == "numpy":
+            return np.empty(shape, dtype or logits.dtype)
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else logits.dtype, device=logits.device)
+
+
+def parse(
+    logits: Any,
+    k: Any,
+    max_k: Any,
+    most: int = problem.MAX_K,
+    *,
+    tokens: Any = None,
+    lengths: Any = None,
+    allowed: Any = None,
+    min_p_first: bool = False,
+    **numbers: Any,
+) -> Request:
+    """Check the arguments of a call; `most`: largest k. Raises `ArgumentError`."""
+    info = inspect(logits, "logits")
+    if info.library not in ("numpy", "torch"):
+        raise ArgumentError("logits", f"an array of {info.library}", "a NumPy array or a PyTorch tensor")
+    dtype, (rows, width), device = problem.check_scores(info, "logits"), info.shape, info.device
+    problem.check_size(width, "width", 1, MAX_WIDTH, "64 bits hold the sum of so many terms")
+    if not isinstance(min_p_first, bool):
+        raise ArgumentError("min_p_first", shown(min_p_first), "True or False")
+    arrays = {"logits": plain_tensor(logits) if info.library == "torch" else logits}
+    described, given = {"logits": info}, dict[str, np.float32]()
+    vectors: dict[str, tuple[Any, tuple[str, ...]]] = {"lengths": (lengths, INTEGERS)}
+    matrices = {"tokens": (tokens, 0), "allowed": (allowed, -(-width // 32))}
+    if is_array(k):
+        vectors["k"], slots = (k, ("int32",)), problem.check_k(max_k, "max_k")
+    elif max_k is not None:
+        raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")
+    else:
+        slots = problem.check_k(k)
+    problem.check_size(slots, "max_k" if "k" in vectors else "k", 1, most, "of which a set is kept")
+    for name, value in numbers.items():
+        if is_array(value):
+            vectors[name] = (value, ("float32",))
+        elif value is not None:
+            given[name] = _check_number(value, name)
+    for name, (array, dtypes) in vectors.items():
+        if array is not None:
+            found = inspect(array, name)
+            if "float32" in dtypes and found.dtype != "float32":
+                takes = f"dtype float32: {problem.converted(found, name, 'float32')}"
+                raise ArgumentError(name, f"dtype {found.dtype}", takes)
+            arrays[name], described[name] = array, problem.check_vector(found, name, ((rows,),), device, dtypes)
+    for name, (array, least) in matrices.items():
+        if array is not None:
+            arrays[name], described[name] = array, _check_matrix(inspect(array, name), name, rows, least, device)
+    return Request(slots, dtype, arrays, described, given, min_p_first)
+
+
+def _check_matrix(info: ArrayInfo, name: str, rows: int, least: int, device: Device) -> ArrayInfo:
+    """Check rows of int32, of `least` columns or more; without a least number there may be one alone."""
+    if info.dtype != "int32":
+        raise ArgumentError(name, f"dtype {info.dtype}", f"dtype int32{problem.integer_remedy(info, name)}")
+    found = info._replace(shape=(*info.shape, 1), strides=(*info.strides, 1)) if len(info.shape) + least == 1 else info
+    if len(found.shape) != 2 or found.shape[0] != rows or found.shape[1] < least:
+        takes = f"shape ({rows}, n), with n at least {least}" if least else f"shape ({rows},) or ({rows}, n)"
+        raise ArgumentError(name, f"shape {info.shape}", takes)
+    if 0 not in found.shape and found.strides[1] != 1 < found.shape[1]:
+        takes = f"contiguous rows: {contiguous(info, name)}"
+        raise ArgumentError(name, f"strides {info.strides}", takes)
+    if info.device != device:
+        raise ArgumentError(name, f"device {info.device}", f"the logits' device, {device}")
+    return found
+
+
+def _check_number(value: Any, name: str) -> np.float32:
+    """Return a number for all rows as float32."""
+    least, most = model.RANGES[name]
+    known = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    number = np.float32(value if known and abs(value) < 1e38 else np.nan)
+    if not least <= number <= most:
+        above = "above 0" if 0 < least < 1e-40 else f"from {least:g}"
+        takes = f"a number {above} to {most:g}, or an array of float32 with one for each row"
+        raise ArgumentError(name, shown(value) if known else kind_of(value), takes)
+    return number

@@ -1,0 +1,264 @@
+"""NumPy model of `ksieve.logits`: a log-sum-exp that no order of summation changes, and the kept set.
+
+Every backend must equal these functions to the byte. Nothing here calls an exponential or a logarithm of a library:
+all are written out, in float32 with fused multiply-adds, or in float64 with additions, multiplications and divisions.
+
+**Log-sum-exp.** The power ``2^(x * C)`` of a score, with C = log2(e) / temperature, is an integer of 24 bits times a
+power of two (`powers`). Integers of 64 bits add up the powers, so that every order gives the same sum. Their unit
+follows from the greatest score among at most 1,024 positions (`reference_positions`). A row with a score far above
+it, or with scores that float32 cannot reduce, is summed again, from the greatest of all its scores (`unit`).
+
+**Kept set.** Its weights ``2^((x - x0) * C)`` are float64, x0 being the best score, and are added from the best on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+NAN, EMPTY, TOKEN, CAPACITY, INVALID, INFINITE = 1, 2, 4, 8, 16, 32
+"""Bits of the flags of a row; `ksieve.logits.Flags` describes them."""
+
+POWER = (1.5326471e-4, 1.3390807e-3, 9.6185058e-3, 5.5503599e-2, 2.4022648e-1, 6.9314718e-1, 1.0)
+"""Float32 coefficients of 2^f, that of f^6 first: for |f| <= 0.5 within 3.1e-9 of the power (minimax)."""
+
+ROUND = 12_582_912.0
+"""1.5 * 2^23: adding it to a float32 below 2^22 in size rounds that to an integer."""
+
+FEW, GROUPS, GROUP = 1024, 32, 32
+"""Length up to which all positions of a row are its reference; number and size of the groups in a longer row."""
+
+WITHIN = float(1 << 21)
+"""From here on exponents are too large for float32: the greatest score of the row is subtracted first."""
+
+ABOVE, NOTHING, FAR = 20, 43, 64
+"""Exponents at most so far above the unit's have terms; those so far below have none; none is taken as farther."""
+
+FRACTION, SHIFT = 41, 19
+"""Near terms are integers times ``2^(unit - 41)``, far terms integers times ``2^(unit - 41 + 19)``."""
+
+RANGES = {
+    "temperature": (2.0**-100, 2.0**100),
+    "p": (2.0**-149, 1.0),
+    "min_p": (0.0, 1.0),
+    "uniform": (0.0, 1.0),
+}
+"""Least and most of each number of a row; all are float32, and the least `p` is the first above 0."""
+
+LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
+
+_ROUND64 = 6_755_399_441_055_744.0  # 1.5 * 2^52
+_EXP2 = [1.0]
+for _i in range(1, 14):
+    _EXP2.insert(0, _EXP2[0] * LN2 / _i)
+_ATANH = [1 / (2 * i + 1) for i in range(11, -1, -1)]
+
+
+# ---- float64, written out --------------------------------------------------------------------------------
+
+
+def exp2(y: F64) -> F64:
+    """Return 2^y for y <= 0, with a relative error below 2.3e-16; 0 below -1,000."""
+    y = np.where(y >= -1000, y, -1000.0)
+    whole = (y + _ROUND64) - _ROUND64
+    f, found = y - whole, np.full_like(y, _EXP2[0])
+    for coefficient in _EXP2[1:]:
+        found = found * f + coefficient
+    scale = ((whole.astype(np.int64) + 1023) << 52).view(np.float64)
+    return np.where(y > -1000, found * scale, 0.0)
+
+
+def log2(s: F64) -> F64:
+    """Return log2(s) of normal numbers, with an error below 1e-15 of the larger of 1 and the result."""
+    bits = s.view(np.int64)
+    # The mantissa is in [0.75, 1.5), so that a sum near a power of two loses no digits.
+    exponent = (bits - 0x3FE8_0000_0000_0000) >> 52
+    m = (bits - (exponent << 52)).view(np.float64)
+    z = (m - 1) / (m + 1)
+    square, found = z * z, np.full_like(z, _ATANH[0])
+    for coefficient in _ATANH[1:]:
+        found = found * square + coefficient
+    return exponent + (2 * LOG2E) * (z * found)
+
+
+# ---- the power of a score, as an integer times a power of two --------------------------------------------
+
+
+def factors(temperature: F32) -> tuple[F64, F32]:
+    """Return log2(e) / temperature in float64, and as the sum of two float32 in the last dimension."""
+    exact = LOG2E / temperature.astype(np.float64)
+    high = exact.astype(np.float32)
+    return exact, np.stack([high, (exact - high).astype(np.float32)], -1)
+
+
+def fma(a: Any, b: Any, c: Any) -> F32:
+    """Return ``a * b + c`` of float32 numbers, rounded once."""
+    product, more = np.float64(a) * np.float64(b), np.float64(c)  # the product is exact
+    total = np.atleast_1d(product + more)
+    rest = total - product
+    error = (product - (total - rest)) + (more - rest)
+    # Rounded to odd in float64, so that rounding to float32 is the only one.
+    bits = total.view(np.int64)
+    away = np.where((error > 0) == (total > 0), 1, -1)
+    odd = np.where((error != 0) & (bits & 1 == 0), bits + away, bits).view(np.float64)
+    return odd.astype(np.float32)
+
+
+def powers(x: F32, factor: F32) -> tuple[I64, I64]:
+    """Return integers m of [2^23, 2^24) and exponents e: the powers of the scores are ``m * 2^(e - 23)``."""
+    high, low = factor
+    whole = fma(x, high, np.float32(ROUND)) - np.float32(ROUND)
+    f = fma(x, low, fma(x, high, -whole))
+    p = np.full_like(f, POWER[0])
+    for coefficient in POWER[1:]:
+        p = fma(p, f, np.float32(coefficient))
+    bits = p.view(np.int32).astype(np.int64)
+    return bits & 0x7FFFFF | 0x800000, (bits >> 23) - 127 + whole.astype(np.int64)
+
+
+# ---- the sums of a row -----------------------------------------------------------------------------------
+
+FIELDS = 5
+
+
+class Sums(NamedTuple):
+    """What is known of rows after they are read: int64 arrays of one number each, the columns of `state`.
+
+    Attributes
+    ----------
+    near, far : array of int64
+        Bits of the unsigned sums of the terms up to the unit, and above it.
+    unit : array of int64
+        Exponent of the unit's power.
+    base : array of int64
+        Bits of the float32 that was subtracted from all scores: 0, or the greatest one.
+    flags : array of int64
+        `NAN` and `INFINITE`.
+    """
+
+    near: I64
+    far: I64
+    unit: I64
+    base: I64
+    flags: I64
+
+    def log2(self, exact: F64) -> F64:
+        """Logarithm of the sum of the powers, to base 2: -inf without any, NaN or inf where a score is."""
+        s = self.near.view(np.uint64).astype(np.float64) + self.far.view(np.uint64).astype(np.float64) * 2.0**SHIFT
+        base = (self.base & 0xFFFFFFFF).astype(np.uint32).view(np.float32).astype(np.float64)
+        found = (log2(np.where(s > 0, s, 1.0)) + (self.unit - FRACTION)) + base * exact
+        found = np.where(s > 0, found, -np.inf)
+        found = np.where(self.flags & INFINITE, np.inf, found)
+        return np.where(self.flags & NAN, np.nan, found)
+
+
+def reference_positions(length: int) -> I64:
+    """Positions whose greatest score gives the unit of a row."""
+    if length <= FEW:
+        return np.arange(length)
+    first = np.arange(GROUPS) * (length - GROUP) // (GROUPS - 1)
+    return (first[:, None] + np.arange(GROUP)).ravel()
+
+
+def sum_row(row: F32, factor: F32) -> list[int]:
+    """Return the columns of `Sums` of one row; scores that are masked out are -inf, and -inf counts for nothing."""
+    flags = NAN if np.isnan(row).any() else 0
+    row = np.where(np.isnan(row), np.float32(-np.inf), row)
+    score = row[reference_positions(row.size)].max(initial=-np.inf)
+    found = _summed(row, score, np.float32(0), factor) if _within(score, factor) else None
+    if found is None:
+        score = row.max(initial=-np.inf)
+        if not np.isfinite(score):
+            return [0, 0, 0, 0, flags | (INFINITE if score > 0 else 0)]
+        base = np.float32(0) if _within(score, factor) else score
+        found = _summed(row, score, base, factor)
+    assert found is not None
+    return [*found, flags]
+
+
+def _within(score: Any, factor: F32) -> bool:
+    with np.errstate(over="ignore"):
+        return bool(abs(np.float32(score) * factor[0]) < np.float32(WITHIN))
+
+
+def _summed(row: F32, score: Any, base: Any, factor: F32) -> list[int] | None:
+    """Sums with the unit of a score; None if a power is too far above it."""
+    unit = int(powers(np.array([score - base], np.float32), factor)[1][0])
+    least, most = (np.float32(np.float32(unit) + np.float32(side)) / factor[0] for side in (-FAR, FAR))
+    with np.errstate(over="ignore"):
+        m, e = powers(np.clip(row - base, least, most), factor)
+    down = unit - e
+    if down.min() < -ABOVE:
+        return None
+    shift = np.where(down >= 0, np.minimum(down, NOTHING), NOTHING).astype(np.uint64)
+    half = np.uint64(1) << (shift + np.uint64(19))
+    near = ((m.astype(np.uint64) << np.uint64(38)) + half) >> (shift + np.uint64(20))
+    far = np.where(down < 0, m << np.maximum(-down - 1, 0), 0).view(np.uint64)
+    sums = [int(np.sum(part).view(np.int64)) for part in (near, far)]
+    return [*sums, unit, int(np.float32(base).view(np.int32))]
+
+
+# ---- what follows from the sums, and the kept set --------------------------------------------------------
+
+
+def logsumexp(total: F64) -> F32:
+    """Logarithm of a sum of powers, to base e; `total`: from `Sums.log2`."""
+    with np.errstate(over="ignore"):
+        return (total * LN2).astype(np.float32)
+
+
+def logprobs(scores: Any, exact: F64, total: F64) -> F32:
+    """Logarithm of the probability of scores, to base e; `total`: from `Sums.log2`. -inf has no probability."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = (scores.astype(np.float64) * exact - total) * LN2
+        found = np.where((scores == -np.inf) & ~np.isnan(total), -np.inf, found)
+        return found.astype(np.float32)
+
+
+class KeptRows(NamedTuple):
+    """Kept sets: weights of entries from the best on, their running sums, and how many are kept."""
+
+    weights: F64
+    sums: F64
+    counts: I64
+
+    @property
+    def total(self) -> F64:
+        """Sum of the weights of the kept entries; 1 where there are none."""
+        last = np.maximum(self.counts - 1, 0)[:, None]
+        return np.where(self.counts > 0, np.take_along_axis(self.sums, last, 1)[:, 0], 1.0)
+
+
+def keep(scores: F32, exact: F64, p: F32 | None, min_p: F32 | None, min_p_first: bool) -> KeptRows:
+    """Return the kept sets among entries in order; -inf in unused slots.
+
+    `scores` (ndarray of float32, shape (rows, k)), `exact`: from `factors`. `p`, `min_p` (ndarray of float32, shape
+    (rows,), or None): a `p` of 1 keeps all entries.
+    """
+    best, wide = scores[:, :1], scores.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # infinities; and a p out of range, where no score is left
+        weights = exp2(np.where(scores == best, 0.0, (wide - best) * exact[:, None]))
+        weights = np.where(scores > -np.inf, weights, 0.0)
+        counts = enough = np.count_nonzero(scores > -np.inf, axis=1)
+        if min_p is not None:
+            enough = np.minimum(np.count_nonzero(weights >= min_p[:, None], axis=1), counts)
+        if min_p_first:
+            counts = enough
+            weights = np.where(np.arange(scores.shape[1]) < counts[:, None], weights, 0.0)
+        sums = np.cumsum(weights, axis=1)
+        if p is not None:
+            short = np.count_nonzero(sums < p[:, None] * sums[:, -1:], axis=1) + 1
+            counts = np.where(p < 1, np.minimum(counts, short), counts)
+    return KeptRows(weights, sums, np.minimum(counts, enough))
+
+
+def draw(kept: KeptRows, uniform: F32) -> I64:
+    """Index of the entry of each row where the running sum exceeds ``uniform * total``; -1 without entries."""
+    found = np.count_nonzero(kept.sums <= (uniform * kept.total)[:, None], axis=1)
+    return np.asarray(np.minimum(found, kept.counts - 1))
