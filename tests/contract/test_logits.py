@@ -99,11 +99,11 @@ def check_call(rng, rows, width, k, dtype, convert=lambda array: array):
         check_statistics(row, own["tokens"], [None if part is None else part[r] for part in stats])
         row = oracle.Row(scores[r], k, take(own, *ALL, "k", "p", "min_p"))
         tokens, sums, margin = row.kept(**take(own, "p", "min_p"), min_p_first=first)
-        if margin < MARGIN:
+        if kept.counts[r] != len(tokens):
+            assert margin < MARGIN
             near += 1
             continue
         listed = min(len(tokens), capacity)
-        assert kept.counts[r] == len(tokens)
         assert kept.tokens[r].tolist() == [*tokens[:listed], *[-1] * (capacity - listed)]
         right = np.zeros(capacity)
         right[:listed] = (np.diff(sums, prepend=0.0) / sums[-1:])[:listed]
@@ -115,8 +115,9 @@ def check_call(rng, rows, width, k, dtype, convert=lambda array: array):
             assert drawn.tokens[r] == -1 and np.isnan(drawn.logprobs[r])
             continue
         token, margin = row.draw(np.float64(own["uniform"]), tokens, sums)
-        near += margin < MARGIN
-        assert drawn.tokens[r] == token or margin < MARGIN
+        if drawn.tokens[r] != token:
+            assert margin < MARGIN
+            near += 1
         assert same(drawn.logprobs[r], row.token(int(drawn.tokens[r]))[0], 2, row.lse)
     return near
 
@@ -153,7 +154,7 @@ def test_joint_random_options():
         dtype = str(rng.choice(["float32", "float32", "float16", "bfloat16"]))
         near += check_call(rng, ROWS, width, int(rng.integers(1, 20)), dtype)
     assert CALLS * ROWS >= 20_000
-    assert near < CALLS * ROWS // 20
+    assert near < CALLS * ROWS // 1000
 
 
 @pytest.mark.extended
@@ -167,11 +168,26 @@ def test_tensors_of_pytorch(dtype):
         return torch.from_numpy(array)
 
     rng = np.random.default_rng(59)
-    assert sum(check_call(rng, ROWS, 100, 7, dtype, tensor) for _ in range(20)) < 20
+    assert sum(check_call(rng, ROWS, 100, 7, dtype, tensor) for _ in range(20)) < 2
     weights = torch.nn.Parameter(torch.randn(3, 40))
     found = logits.statistics(weights.T[::1].T, 2, tokens=torch.tensor([1, 2, 3], dtype=torch.int32))
     assert found.values.dtype is torch.float32 and found.ranks.shape == (3,)
     torch.testing.assert_close(found.logsumexp, torch.logsumexp(weights.detach(), 1))
+
+
+def test_ties_at_the_cut_of_a_kept_set():
+    """Equal weights add up exactly, so that no margin excuses anything."""
+    scores = np.float32([[3, 1, 3, 3, 3]])
+    for p, count in ((0.25, 1), (0.2500001, 2), (0.5, 2), (0.75, 3), (0.7500001, 4), (1, 4)):
+        assert logits.kept(scores, 4, p=p).counts.tolist() == [count]
+    for uniform, token in ((0, 0), (0.2499999, 0), (0.25, 2), (0.5, 3), (0.75, 4), (1, 4)):
+        assert logits.sample(scores, 4, uniform=uniform).tokens.tolist() == [token]
+    assert logits.kept(scores, 5, min_p=1).tokens.tolist() == [[0, 2, 3, 4, -1]]
+    # exp(-2) of the best: 0.135. With it the best two are 0.47 of all, without it 0.5.
+    assert logits.kept(scores, 5, p=0.49, min_p=0.14).counts.tolist() == [3]
+    assert logits.kept(scores, 5, p=0.49, min_p=0.14, min_p_first=True).counts.tolist() == [2]
+    far = np.float32([[0, -800, -900, -1e30]])
+    assert logits.kept(far, 4, p=1).counts.tolist() == [4] and logits.kept(far, 4, p=0.999).counts.tolist() == [1]
 
 
 # ---- the log-sum-exp -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ Importing this module imports neither PyTorch nor Numba; ``import ksieve`` does 
 from __future__ import annotations
 
 from ksieve.logits.face import kept, sample, statistics
-from ksieve.logits.problem import Flags, Kept, Sample, Statistics
+from ksieve.logits.problem import Kept, Sample, Statistics
+from ksieve.model.logits import Flags
 
 __all__ = ["Flags", "Kept", "Sample", "Statistics", "kept", "sample", "statistics"]

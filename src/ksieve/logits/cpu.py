@@ -58,7 +58,7 @@ def kept(request: Request, out: Kept) -> None:
         tokens[part], probabilities[part], counts[part] = -1, 0, rows.counts
         tokens[part, :columns] = np.where(used, found.positions[:, :columns], -1)
         probabilities[part, :columns] = np.where(used, rows.weights[:, :columns] / rows.total[:, None], 0)
-        flags[part] = found.flags | np.where(rows.counts > tokens.shape[1], model.CAPACITY, 0)
+        flags[part] = found.flags | np.where(rows.counts > tokens.shape[1], model.Flags.CAPACITY, 0)
 
 
 def sample(request: Request, out: Sample) -> None:
@@ -74,7 +74,7 @@ def sample(request: Request, out: Sample) -> None:
 
 
 def _kept_rows(request: Request, found: _Rows) -> model.KeptRows:
-    scores = np.where((found.flags & model.NAN != 0)[:, None], np.float32(-np.inf), widen(found.values))
+    scores = np.where((found.flags & model.Flags.NAN != 0)[:, None], np.float32(-np.inf), widen(found.values))
     p, min_p = (
         _numbers(request, name, found.part) if name in (*request.arrays, *request.numbers) else None
         for name in ("p", "min_p")
@@ -136,7 +136,7 @@ def _read_part(
     state, ranks = compiled.sum_all(scores, lengths, factors, order_key(own), places)
     sums = model.Sums(*state.T)
     total = sums.log2(exact)
-    flags = sums.flags | np.where(total == -np.inf, model.EMPTY, 0) | np.where(usable, 0, model.INVALID)
-    flags |= np.where((tokens != given).any(axis=1), model.TOKEN, 0)
+    flags = sums.flags | np.where(total == -np.inf, model.Flags.EMPTY, 0) | np.where(usable, 0, model.Flags.INVALID)
+    flags |= np.where((tokens != given).any(axis=1), model.Flags.TOKEN, 0)
     logprobs = model.logprobs(own, exact[:, None], total[:, None])
     return _Rows(part, positions, values, exact, total, flags.astype(np.int32), logprobs, ranks)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntFlag
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,33 +24,6 @@ MAX_WIDTH = 1 << 21
 
 MAX_KEPT = 1024
 """Largest k of kept sets and samples."""
-
-
-class Flags(IntFlag):
-    """Bits of the flags of a row; scores are those that are valid and allowed.
-
-    Attributes
-    ----------
-    NAN
-        A score is NaN. Log-sum-exp and logprobs are NaN, the kept set is empty, and there is no sample.
-    EMPTY
-        No score is NaN or above -inf. The log-sum-exp is -inf, the kept set is empty, and there is no sample.
-    TOKEN
-        A token is outside [0, width): its logprob is NaN and its rank -1.
-    CAPACITY
-        The kept set is larger than the capacity.
-    INVALID
-        The temperature, p, min_p, k or uniform number in the row's array is out of range; the row counts as empty.
-    INFINITE
-        A score is inf. The log-sum-exp is inf, and a sample is one of the scores of inf.
-    """
-
-    NAN = model.NAN
-    EMPTY = model.EMPTY
-    TOKEN = model.TOKEN
-    CAPACITY = model.CAPACITY
-    INVALID = model.INVALID
-    INFINITE = model.INFINITE
 
 
 class Statistics(NamedTuple):

@@ -13,6 +13,7 @@ it, or with scores that float32 cannot reduce, is summed again, from the greates
 
 from __future__ import annotations
 
+from enum import IntFlag
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +23,28 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-NAN, EMPTY, TOKEN, CAPACITY, INVALID, INFINITE = 1, 2, 4, 8, 16, 32
-"""Bits of the flags of a row; `ksieve.logits.Flags` describes them."""
+
+class Flags(IntFlag):
+    """Bits of the flags of a row; scores are those that are valid and allowed.
+
+    Attributes
+    ----------
+    NAN
+        A score is NaN. Log-sum-exp and logprobs are NaN, the kept set is empty, and there is no sample.
+    EMPTY
+        No score is NaN or above -inf. The log-sum-exp is -inf, the kept set is empty, and there is no sample.
+    TOKEN
+        A token is outside [0, width): its logprob is NaN and its rank -1.
+    CAPACITY
+        The kept set is larger than the capacity.
+    INVALID
+        The temperature, p, min_p, k or uniform number in the row's array is out of range; the row counts as empty.
+    INFINITE
+        A score is inf. The log-sum-exp is inf, and a sample is one of the scores of inf.
+    """
+
+    NAN, EMPTY, TOKEN, CAPACITY, INVALID, INFINITE = 1, 2, 4, 8, 16, 32
+
 
 POWER = (1.5326471e-4, 1.3390807e-3, 9.6185058e-3, 5.5503599e-2, 2.4022648e-1, 6.9314718e-1, 1.0)
 """Float32 coefficients of 2^f, that of f^6 first: for |f| <= 0.5 within 3.1e-9 of the power (minimax)."""
@@ -139,7 +160,7 @@ class Sums(NamedTuple):
     base : array of int64
         Bits of the float32 that was subtracted from all scores: 0, or the greatest one.
     flags : array of int64
-        `NAN` and `INFINITE`.
+        `Flags` that the scores alone give.
     """
 
     near: I64
@@ -154,8 +175,8 @@ class Sums(NamedTuple):
         base = (self.base & 0xFFFFFFFF).astype(np.uint32).view(np.float32).astype(np.float64)
         found = (log2(np.where(s > 0, s, 1.0)) + (self.unit - FRACTION)) + base * exact
         found = np.where(s > 0, found, -np.inf)
-        found = np.where(self.flags & INFINITE, np.inf, found)
-        return np.where(self.flags & NAN, np.nan, found)
+        found = np.where(self.flags & Flags.INFINITE, np.inf, found)
+        return np.where(self.flags & Flags.NAN, np.nan, found)
 
 
 def reference_positions(length: int) -> I64:
@@ -168,14 +189,14 @@ def reference_positions(length: int) -> I64:
 
 def sum_row(row: F32, factor: F32) -> list[int]:
     """Return the columns of `Sums` of one row; scores that are masked out are -inf, and -inf counts for nothing."""
-    flags = NAN if np.isnan(row).any() else 0
+    flags = Flags.NAN if np.isnan(row).any() else 0
     row = np.where(np.isnan(row), np.float32(-np.inf), row)
     score = row[reference_positions(row.size)].max(initial=-np.inf)
     found = _summed(row, score, np.float32(0), factor) if _within(score, factor) else None
     if found is None:
         score = row.max(initial=-np.inf)
         if not np.isfinite(score):
-            return [0, 0, 0, 0, flags | (INFINITE if score > 0 else 0)]
+            return [0, 0, 0, 0, flags | (Flags.INFINITE if score > 0 else 0)]
         base = np.float32(0) if _within(score, factor) else score
         found = _summed(row, score, base, factor)
     assert found is not None

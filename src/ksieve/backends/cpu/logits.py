@@ -27,11 +27,12 @@ Float = Any
 STEP = 256
 """Scores whose powers are kept, until it is known whether one is above the unit."""
 
-MEMORY = 4 * TILE + 8 * STEP
+MEMORY = 4 * TILE + 12 * STEP
 """Bytes of memory for one row."""
 
 _C6, _C5, _C4, _C3, _C2, _C1, _C0 = map(np.float32, model.POWER)
 _ROUND, _WITHIN, _FAR, _INFINITY, _ZERO = map(np.float32, (model.ROUND, model.WITHIN, FAR, np.inf, 0))
+_NAN, _INFINITE = int(model.Flags.NAN), int(model.Flags.INFINITE)
 
 
 @simd.built(types.float32, types.float32, types.float32, types.float32)
@@ -62,7 +63,7 @@ def _sum_step(tile: Int, count: Int, base: Float, high: Float, low: Float, unit:
     Separate loops, since the compiler takes as many lanes for a loop as its widest number allows.
     """
     near, far, nearest, nan = np.uint64(0), np.uint64(0), np.int32(FAR), np.uint32(0)
-    downs, mantissas = i32s(memory), u32s(memory + 4 * STEP)
+    downs, shifts, mantissas = i32s(memory), u32s(memory + 4 * STEP), u32s(memory + 8 * STEP)
     least, most = np.float32(np.float32(unit) - _FAR) / high, np.float32(np.float32(unit) + _FAR) / high
     for i in range(count):
         score = f32s(tile)[i]
@@ -72,13 +73,12 @@ def _sum_step(tile: Int, count: Int, base: Float, high: Float, low: Float, unit:
         bits, exponent = _power(x if x < most else most, high, low)
         down = np.int32(unit - exponent)
         nearest = down if down < nearest else nearest
-        downs[i] = down
+        below = np.uint32(down) if np.uint32(down) < np.uint32(NOTHING) else np.uint32(NOTHING)
+        downs[i], shifts[i] = down, np.uint32(below + np.uint32(19))
         mantissas[i] = np.uint32(np.int32(bits & np.int32(0x7FFFFF)) | np.int32(0x800000))
     for i in range(count):
-        below = np.uint32(downs[i])
-        shift = np.uint64(below if below < np.uint32(NOTHING) else np.uint32(NOTHING))
-        half = np.uint64(1) << (shift + np.uint64(19))
-        near += ((np.uint64(mantissas[i]) << np.uint64(38)) + half) >> (shift + np.uint64(20))
+        doubled = (np.uint64(mantissas[i]) << np.uint64(38)) >> np.uint64(shifts[i])
+        near += (doubled + np.uint64(1)) >> np.uint64(1)
     if nearest < 0:
         for i in range(count):
             if downs[i] < 0:
@@ -152,7 +152,7 @@ def sum_rows(
         near, far, nearest, nan = _sum_row(
             row, length, size, convert, base, high, low, unit, tokens, keys + its, places + its, ranks + its, memory
         )
-        flags = model.NAN if nan else 0
+        flags = _NAN if nan else 0
         if not within or nearest < -ABOVE:
             score = _greatest(row, 0, length, size, convert, -_INFINITY, memory)
             if abs(score) < _INFINITY:
@@ -163,7 +163,7 @@ def sum_rows(
                 )
             else:
                 near, far, unit = np.uint64(0), np.uint64(0), np.int32(0)
-                flags |= model.INFINITE if score > 0 else 0
+                flags |= _INFINITE if score > 0 else 0
         u64s(own)[0], u64s(own)[1], i64s(own)[2], i64s(own)[3], i64s(own)[4] = near, far, unit, _bits(base), flags
 
 
