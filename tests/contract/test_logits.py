@@ -199,15 +199,19 @@ def right_lse(row, temperature):
     return x.max() + math.log(math.fsum(np.exp(x - x.max())))
 
 
-def lse_of(rows, temperature=1.0, **more):
-    """Log-sum-exp of rows, which is that of the model to the byte."""
+def lse_of(rows, temperature, lengths=None):
+    """Log-sum-exp of rows, and the sums that give it, which are those of the model to the byte."""
     temperature = np.broadcast_to(np.float32(temperature), len(rows)).copy()
-    found = logits.statistics(rows, 1, temperature=temperature, **more)
+    lengths = np.full(len(rows), rows.shape[1]) if lengths is None else lengths
     exact, factors = model.factors(temperature)
-    state = np.array([model.sum_row(widen(row), factor) for row, factor in zip(rows, factors, strict=True)])
+    none = (np.empty((len(rows), 0), dtype) for dtype in (np.uint32, np.int32))
+    state, _ = compiled.sum_all(rows, lengths, factors, *none)
+    for row, factor, length, found in zip(rows, factors, lengths, state, strict=True):
+        assert found.tolist() == model.sum_row(widen(row[:length]), factor)
+    found = logits.statistics(rows, 1, temperature=temperature, lengths=lengths).logsumexp
     sums = model.Sums(*state.T)
-    assert found.logsumexp.tobytes() == model.logsumexp(sums.log2(exact)).tobytes()
-    return found.logsumexp, sums
+    assert found.tobytes() == model.logsumexp(sums.log2(exact)).tobytes()
+    return found, sums
 
 
 def test_sums_equal_those_of_the_model():
@@ -215,15 +219,8 @@ def test_sums_equal_those_of_the_model():
     for width in (1, 63, 64, 257, 1024, 1025, 4097, 9000):
         for dtype in ("float32", "float16", "bfloat16"):
             rows = scores_of(rng, 40, width, dtype)
-            temperature = 10 ** rng.uniform(-2, 2, 40)
-            lse_of(rows, temperature)
-            lengths = rng.integers(0, width + 1, 40).astype(np.int64)
-            _, factors = model.factors(temperature.astype(np.float32))
-            state, _ = compiled.sum_all(
-                rows, lengths, factors, np.empty((40, 0), np.uint32), np.empty((40, 0), np.int32)
-            )
-            for r in range(40):
-                assert state[r].tolist() == model.sum_row(widen(rows[r, : lengths[r]]), factors[r])
+            lse_of(rows, 10 ** rng.uniform(-2, 2, 40))
+            lse_of(rows, 10 ** rng.uniform(-2, 2, 40), rng.integers(0, width + 1, 40))
 
 
 def hard_rows(width):
@@ -238,6 +235,9 @@ def hard_rows(width):
         rows[name][0] = 0
     rows["up to 2^20 above the reference"] = rows["normal"].copy()
     rows["up to 2^20 above the reference"][40:60] += np.float32(13.5)
+    for above in (20, 21):
+        rows[f"at 2^{above} above"] = np.zeros(width, np.float32)
+        rows[f"at 2^{above} above"][40] = above * math.log(2) + 0.1
     rows["far above the reference"] = rows["normal"].copy()
     rows["far above the reference"][40:44] = 60, 61, 61.5, 62
     rows["one far below"] = np.full(width, 3e4, np.float32)
@@ -259,6 +259,8 @@ def test_the_bound_of_the_log_sum_exp(width):
         if temperature == 1:
             of = dict(zip(rows, zip(*sums, strict=True), strict=True))
             assert of["up to 2^20 above the reference"][1] > 0
+            assert of["at 2^20 above"][1] >> 19 == pytest.approx(math.exp(0.1) * 2**23) and of["at 2^20 above"][2] == 0
+            assert of["at 2^21 above"][1:3] == (0, 21)
             assert of["far above the reference"][1] == 0 and of["far above the reference"][2] == 89
             assert of["giants"][3] == rows["giants"].max().view(np.int32)
             assert of["just below half a unit"][0] == 1 << 41 and of["just above half a unit"][0] > 1 << 41
@@ -321,9 +323,9 @@ def test_fma_rounds_once():
     rng = np.random.default_rng(4)
     a, b = (rng.standard_normal(3000).astype(np.float32) for _ in "ab")
     c = -(a.astype(np.float64) * b * rng.choice([0, 0.5, 1, 1 + 2.0**-24, 1e9], 3000)).astype(np.float32)
-    # A product just off the middle of two float32, which rounding in float64 would move there.
-    a[0], b[0], c[0] = 1 + 2.0**-23, 1 + 2.0**-12, 2.0**30
-    a[1], b[1], c[1] = 2.0**-40, 2.0**-40, 1 + 2.0**-23
+    # Just below the middle of two float32, where float64 has the middle; and the same below zero.
+    a[:2], b[:2], c[:2] = 1 - 2.0**-23, (1 + 2.0**-23) * 2.0**-24, 1 + 2.0**-23
+    a[1], c[1] = -a[1], -c[1]
     found = model.fma(a, b, c)
     for x, y, z, f in zip(a, b, c, found, strict=True):
         exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
