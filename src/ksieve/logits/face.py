@@ -57,7 +57,8 @@ def statistics(
     Notes
     -----
     The error of a log-sum-exp is at most 2 ulp (float32) of the larger of 1 and its size, for rows of up to 262,144
-    scores. Integers are summed: its bytes are the same in every batch and with any number of threads.
+    scores. Integers are summed: its bytes are the same in every batch and with any number of threads. No result
+    carries a gradient.
 
     Examples
     --------

@@ -1,14 +1,15 @@
 """NumPy model of `ksieve.logits`: a log-sum-exp that no order of summation changes, and the kept set.
 
-Every backend must equal these functions to the byte. Nothing here calls an exponential or a logarithm of a library:
-all are written out, in float32 with fused multiply-adds, or in float64 with additions, multiplications and divisions.
+Every backend must equal these functions to the byte. No exponential or logarithm of a library is called. Both are
+written out: in float32 with fused multiply-adds, and in float64 with additions, multiplications and one division.
 
-**Log-sum-exp.** The power ``2^(x * C)`` of a score, with C = log2(e) / temperature, is an integer of 24 bits times a
-power of two (`powers`). Integers of 64 bits add up the powers, so that every order gives the same sum. Their unit
-follows from the greatest score among at most 1,024 positions (`reference_positions`). A row with a score far above
-it, or with scores that float32 cannot reduce, is summed again, from the greatest of all its scores (`unit`).
+**Log-sum-exp.** With C = log2(e) / temperature, the power ``2^(x * C)`` of a score is an integer of 24 bits times a
+power of two (`powers`). Sums of 64-bit integers add the powers, each rounded half up to a unit: no order changes them.
+The greatest score of at most 1,024 positions gives the unit (`reference_positions`). A row is summed again, with the
+unit of its greatest score, if a power is more than 2^20 times above the unit (`sum_row`). So is a row whose scores
+times C reach 2^21, which float32 cannot reduce: its greatest score is first subtracted from all.
 
-**Kept set.** Its weights ``2^((x - x0) * C)`` are float64, x0 being the best score, and are added from the best on.
+**Kept set.** The weights ``2^((x - best) * C)`` are float64, and are added from the best on.
 """
 
 from __future__ import annotations
