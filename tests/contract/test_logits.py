@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 import logits_oracle as oracle
-from ksieve import ArgumentError, logits
+from ksieve import ArgumentError, BackendError, logits
 from ksieve.backends.cpu import logits as compiled
 from ksieve.backends.cpu import runner
+from ksieve.core.arrays import Device
 from ksieve.core.keys import widen
+from ksieve.logits.problem import Request
 from ksieve.model import logits as model
 
 ROWS, CALLS, MARGIN = 50, 404, 1e-12
@@ -142,6 +144,7 @@ def back(tensor):
         return tensor
     import torch
 
+    tensor = tensor.cpu()
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(np.uint16)
     return tensor.numpy()
@@ -316,6 +319,22 @@ def test_a_row_has_the_same_bytes_in_every_call(monkeypatch):
         assert answers(slice(None)) == whole
 
 
+@pytest.mark.extended
+def test_a_thread_that_flushes_subnormals_gets_the_same_bytes():
+    torch = pytest.importorskip("torch")
+    scores = np.random.default_rng(6).integers(0, 97, (3, 2000)).astype(np.uint32)
+    scores[1:] = scores_of(np.random.default_rng(7), 2, 2000).view(np.uint32)
+    calls = [lambda: logits.statistics(scores.view(np.float32), 50, tokens=np.tile(np.int32([1, 50]), (3, 1)))]
+    calls.append(lambda: logits.kept(scores.view(np.float32), 50, p=0.9, min_p=0.01))
+    before = [[array.tobytes() for array in call()] for call in calls]
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has no flush-to-zero mode that PyTorch sets")
+    try:
+        assert [[array.tobytes() for array in call()] for call in calls] == before
+    finally:
+        torch.set_flush_denormal(False)
+
+
 # ---- numbers that are written out ------------------------------------------------------------------------
 
 
@@ -399,6 +418,12 @@ def test_bad_arguments_are_named(name, given, text):
     with pytest.raises(ArgumentError, match=text) as error:
         function(**{"logits": GOOD, "k": 5} | given)
     assert error.value.argument == name
+
+
+def test_logits_on_cuda_are_refused(monkeypatch):
+    monkeypatch.setattr(Request, "device", Device("cuda"))
+    with pytest.raises(BackendError, match="copy the logits to the CPU"):
+        logits.sample(GOOD, 5, uniform=0.5)
 
 
 def test_numbers_of_rows_are_flagged_where_they_are_wrong():

@@ -65,12 +65,7 @@ ABOVE, NOTHING, FAR = 20, 43, 64
 FRACTION, SHIFT = 41, 19
 """Near terms are integers times ``2^(unit - 41)``, far terms integers times ``2^(unit - 41 + 19)``."""
 
-RANGES = {
-    "temperature": (2.0**-100, 2.0**100),
-    "p": (2.0**-149, 1.0),
-    "min_p": (0.0, 1.0),
-    "uniform": (0.0, 1.0),
-}
+RANGES = {"temperature": (2.0**-100, 2.0**100), "p": (2.0**-149, 1.0), "min_p": (0.0, 1.0), "uniform": (0.0, 1.0)}
 """Least and most of each number of a row; all are float32, and the least `p` is the first above 0."""
 
 LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
@@ -146,22 +141,13 @@ def powers(x: F32, factor: F32) -> tuple[I64, I64]:
 
 # ---- the sums of a row -----------------------------------------------------------------------------------
 
-FIELDS = 5
-
 
 class Sums(NamedTuple):
-    """What is known of rows after they are read: int64 arrays of one number each, the columns of `state`.
+    """What is known of rows once they are read, in int64; arrays of one number for each row.
 
-    Attributes
-    ----------
-    near, far : array of int64
-        Bits of the unsigned sums of the terms up to the unit, and above it.
-    unit : array of int64
-        Exponent of the unit's power.
-    base : array of int64
-        Bits of the float32 that was subtracted from all scores: 0, or the greatest one.
-    flags : array of int64
-        `Flags` that the scores alone give.
+    `near`, `far`: bits of the unsigned sums of the terms up to the unit, and above it. `unit`: exponent of the unit's
+    power. `base`: bits of the float32 that was subtracted from all scores, 0 or the greatest one. `flags`: `Flags.NAN`
+    and `Flags.INFINITE`.
     """
 
     near: I64
@@ -178,6 +164,9 @@ class Sums(NamedTuple):
         found = np.where(s > 0, found, -np.inf)
         found = np.where(self.flags & Flags.INFINITE, np.inf, found)
         return np.where(self.flags & Flags.NAN, np.nan, found)
+
+
+FIELDS = len(Sums._fields)
 
 
 def reference_positions(length: int) -> I64:
