@@ -22,7 +22,7 @@ import ksieve_lab
 from cases import CASES, DTYPES, FAMILIES, WIDE_CASES, build, clamp, first_k, lengths_of, scores_of
 from flat_calls import ask, plan_of, verified
 from harness import BACKENDS, HOST_BACKENDS, model_arguments, serve_on, to_cuda, topk_on
-from ksieve import ArgumentError, KsieveError, Route, VerificationError, distributed
+from ksieve import ArgumentError, KsieveError, Route, VerificationError, distributed, logits
 from ksieve import running as tiles
 from ksieve.core.keys import widen
 from ksieve.core.options import Options
@@ -1366,3 +1366,29 @@ def test_a_count_certifies_a_list():
     assert running.finish().tolist() == [[2, 4], [0, 1]]
     with pytest.raises(ArgumentError, match="certify: got tiles pushed since propose"):
         candidates.certify()
+
+
+# ---- logits; test_logits.py has every dtype and option -------------------------------------------------------------
+
+
+@cites("C73", "C74", "C75")
+def test_logits_of_rows():
+    scores = scores_of("few_values", 5, 400, 9)
+    scores[:2, ::3], scores[4, 7] = -np.inf, np.nan
+    best = ksieve.select(scores, k=30, sorted=True, tie_break="low", values=True)
+    found = logits.statistics(scores, 30, tokens=np.ascontiguousarray(best.indices[:, ::-1]))
+    assert found.positions.tolist() == best.indices.tolist() and found.values.tobytes() == best.values.tobytes()
+    assert found.ranks[:4].tolist() == [[*range(29, -1, -1)]] * 4
+    right = np.log(np.exp(scores[:4].astype(np.float64)).sum(axis=1))
+    assert (abs(found.logsumexp[:4] - right) <= 2 * np.spacing(np.maximum(1, abs(right)).astype(np.float32))).all()
+    assert found.flags.tolist() == [0, 0, 0, 0, logits.Flags.NAN]
+    halves = np.log(np.array([[0.1, 0.4, 0.2, 0.3]], np.float32))
+    sets = logits.kept(halves, 4, p=0.75, min_p=0.4, capacity=2)
+    assert sets.tokens.tolist() == [[1, 3]] and sets.counts.tolist() == [3]
+    assert logits.kept(halves, 4, p=0.75, min_p=0.4, min_p_first=True).counts.tolist() == [2]
+    np.testing.assert_allclose(sets.probabilities, [[4 / 9, 3 / 9]], rtol=1e-6)
+    drawn = logits.sample(np.repeat(halves, 3, 0), 4, p=0.75, uniform=np.array([0.4, 0.9, np.nan], np.float32))
+    assert drawn.tokens.tolist() == [1, 2, -1]
+    assert drawn.flags.tolist() == [0, 0, logits.Flags.INVALID | logits.Flags.EMPTY]
+    alone = logits.statistics(scores[2:3], 30, tokens=np.ascontiguousarray(best.indices[2:3, ::-1]))
+    assert [part[0].tobytes() for part in alone] == [part[2].tobytes() for part in found]

@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT
 
 import ksieve
+from ksieve import logits
 
 GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
 
@@ -54,15 +55,18 @@ def test_a_block_runs_where_its_library_is_installed(block: str) -> None:
     exec(compile(block, "a page", "exec"), {})
 
 
-@pytest.mark.parametrize("name", ["topk", "plan", "verify"])
-def test_the_examples_of_a_docstring_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert failures(getattr(ksieve, name).__doc__, name, {}, capsys) == ""
+@pytest.mark.parametrize(
+    "documented", [ksieve.topk, ksieve.plan, ksieve.verify, logits, logits.statistics, logits.kept, logits.sample],
+    ids=lambda documented: documented.__name__,
+)  # fmt: skip
+def test_the_examples_of_a_docstring_run(documented: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failures(documented.__doc__ or "", "docstring", {}, capsys) == ""
 
 
 def test_every_public_name_is_in_the_reference() -> None:
     page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^   ([\w.]+)$", page, flags=re.MULTILINE))
-    assert set(ksieve.__all__) - {"__version__"} <= listed
+    assert {*ksieve.__all__, *logits.__all__} - {"__version__"} <= listed
 
 
 @pytest.mark.parametrize(
