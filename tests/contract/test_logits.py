@@ -269,6 +269,11 @@ def test_the_bound_of_the_log_sum_exp(width):
             assert of["just below half a unit"][0] == 1 << 41 and of["just above half a unit"][0] > 1 << 41
 
 
+def test_tokens_without_weight_are_never_drawn():
+    rows = np.float32([[np.inf, 0, np.inf], [0, -1e4, -1e5], [-1e4, 0, 0]])
+    assert logits.sample(rows, 3, uniform=1.0).tokens.tolist() == [2, 0, 2]
+
+
 def test_rows_without_numbers():
     inf, nan = np.inf, np.nan
     rows = np.float32([[nan, 1, 2], [nan, inf, 0], [inf, 0, inf], [-inf] * 3, [-inf, nan, -inf], [-inf, 5, -inf]])
@@ -281,6 +286,7 @@ def test_rows_without_numbers():
     np.testing.assert_array_equal(found.logprobs[2:4], np.float32([[nan, -inf, nan], [-inf, -inf, nan]]))
     drawn = logits.sample(rows, 3, uniform=0.75)
     assert drawn.tokens.tolist() == [-1, -1, 2, -1, -1, 1] and drawn.flags.tolist() == flags
+    assert logits.sample(rows, 3, uniform=1.0).tokens.tolist() == drawn.tokens.tolist()
     assert logits.kept(rows, 3).counts.tolist() == [0, 0, 3, 0, 0, 1]
     masked = logits.statistics(rows, 3, allowed=np.int32([[6], [4], [2], [7], [5], [0]]))
     np.testing.assert_array_equal(

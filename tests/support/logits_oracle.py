@@ -42,11 +42,18 @@ class Row:
         best = x[self.order[0]]
         self.lse = best / self.t + np.log(np.sum(np.exp((x[numbers] - best) / self.t)))
 
+    def weights(self, tokens: np.ndarray) -> np.ndarray:
+        """Probabilities of tokens over that of the first."""
+        x = self.x[tokens]
+        with np.errstate(invalid="ignore"):
+            return np.where(x == x[0], 1.0, np.exp((x - x[0]) / self.t))
+
     def draw(self, uniform: float, tokens: np.ndarray, sums: np.ndarray) -> tuple[int, float]:
         """The token that a uniform number draws from a kept set, and the margin by which it does."""
+        weights = self.weights(tokens)
         found = int(np.count_nonzero(sums <= uniform * sums[-1]))
         margin = np.abs(sums[:-1] / sums[-1] - uniform).min(initial=1.0) if uniform < 1 else 1.0
-        return int(tokens[min(found, tokens.size - 1)]), float(margin)
+        return int(tokens[min(found, np.count_nonzero(weights > 2.0**-1000) - 1)]), float(margin)
 
     def token(self, token: int) -> tuple[float, int]:
         """Logprob and rank of a token."""
@@ -64,9 +71,7 @@ class Row:
         tokens = self.order[: self.k] if not self.nan else self.order[:0]
         if not tokens.size:
             return tokens, np.zeros(0), 1.0
-        x = self.x[tokens]
-        with np.errstate(invalid="ignore"):
-            weights = np.where(x == x[0], 1.0, np.exp((x - x[0]) / self.t))
+        weights = self.weights(tokens)
         margin = np.abs(weights[1:] - min_p).min(initial=1.0) if min_p else 1.0
         enough = weights >= min_p
         if min_p_first:

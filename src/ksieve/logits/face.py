@@ -101,7 +101,7 @@ def kept(
     min_p : float, or array of float32, shape (rows,), optional
         Those of these are kept whose probability is at least `min_p` times the best one's; from 0 to 1.
     min_p_first : bool
-        Whether min-p comes before top-p, as in vLLM. SGLang and FlashInfer apply top-p first.
+        Whether min-p comes before top-p, as in vLLM. SGLang applies top-p first.
     capacity : int, optional
         Columns of the result. Default: k.
     logits, max_k, temperature, lengths, allowed
@@ -156,7 +156,7 @@ def sample(
     ----------
     uniform : float, or array of float32, shape (rows,)
         From 0 to 1. Drawn is the first token, from the best on, at which the sum of probabilities in the kept set
-        exceeds it; the last one if none does. The same number draws the same token in every batch.
+        exceeds it; the last one of any weight if none does. The same number draws the same token in every batch.
     logits, k, max_k, p, min_p, min_p_first, temperature, lengths, allowed
         As of `kept`, with its errors.
 

@@ -270,6 +270,9 @@ def keep(scores: F32, exact: F64, p: F32 | None, min_p: F32 | None, min_p_first:
 
 
 def draw(kept: KeptRows, uniform: F32) -> I64:
-    """Index of the entry of each row where the running sum exceeds ``uniform * total``; -1 without entries."""
+    """Index of the entry of each row where the running sum exceeds ``uniform * total``; -1 without entries.
+
+    Where none does, it is the last kept entry whose weight is above 0.
+    """
     found = np.count_nonzero(kept.sums <= (uniform * kept.total)[:, None], axis=1)
-    return np.asarray(np.minimum(found, kept.counts - 1))
+    return np.asarray(np.minimum(np.minimum(found, np.count_nonzero(kept.weights, axis=1) - 1), kept.counts - 1))
