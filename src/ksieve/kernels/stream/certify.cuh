@@ -55,7 +55,9 @@ enum class ScanPurpose { kProposed, kRescueBand, kNoCutoff, kClassified, kNarrow
 __device__ __forceinline__ void set_rule(const RowTask& t, Mode mode, u32 emit_from, KeyRange keys, Digit digit) {
   SharedStorage& s = shared_storage();
   if (threadIdx.x != 0) return;
-  int* out = row_output(t.params, t.row.id);
+  int id = t.row.id;
+  if (kStats) KSIEVE_OPAQUE(id); // otherwise ptxas keeps its upper word from rule to rule, and spills it
+  int* out = row_output(t.params, id);
   s.rule = {mode, emit_from, keys.best, keys.worst, digit, open_slots(t.params), out, &s.num_selected, &s.num_ties};
 }
 
