@@ -118,6 +118,11 @@ def _facts(name: str, times: Times) -> Entry:
     return {"us": round(times[name], 2)} | beat
 
 
+def bare(entry: Entry) -> Entry:
+    """Return an entry without its facts."""
+    return {name: value for name, value in entry.items() if name not in shapes.FACTS}
+
+
 def _only(measured: Iterable[tuple[int, Times]], pattern: str) -> list[tuple[int, Times]]:
     """Times of the candidates whose names match, where there are any."""
     found = [(rows, {n: us for n, us in times.items() if re.fullmatch(pattern, n)}) for rows, times in measured]
@@ -133,7 +138,8 @@ def _resident(measured: ByWidth, target: Target) -> dict[str, list[Entry]]:
         resident = {n.split()[0] for _, times in found for n in times} & set(RESIDENT)
         tried |= {(family in SHARED_ROWS, resident_width(family, width)) for family in resident}
         for family, entry in _winners(found, width, target) if resident else ():
-            entries[family].append(entry)
+            if bare(entry) not in map(bare, entries[family]):  # two widths may lead to the same one
+                entries[family].append(entry)
     if not tried:
         return {}
     shipped = shapes.of(device, target.dtype)
@@ -202,11 +208,9 @@ def _stream_shapes(measured: ByWidth, target: Target) -> list[Entry]:
             entries.append(shape_of(name, width) | limit | _facts(name, won[-1][1]))
         by_width += [(width, entries)] if entries else []
 
-    def bare(entries: list[Entry]) -> list[Entry]:
-        return [{n: v for n, v in entry.items() if n not in shapes.FACTS} for entry in entries]
-
     # Of widths with the same shapes, the widest says enough; the widest of all is for any wider rows too.
-    kept = [one for one, after in pairwise(by_width) if bare(one[1]) != bare(after[1])] + by_width[-1:]
+    bares = [list(map(bare, listed)) for _, listed in by_width]
+    kept = [by_width[i] for i, (one, after) in enumerate(pairwise(bares)) if one != after] + by_width[-1:]
     listed = [entry | {"widest": width} for width, entries in kept[:-1] for entry in entries]
     return listed + [entry for _, entries in kept[-1:] for entry in entries]
 
