@@ -60,4 +60,4 @@ def test_the_list_reaches_what_the_compilation_tests_reach(cubins):
     forced = {("resident/cluster", ("KSIEVE_MAX_RESIDENT", 0), (name, value)) for name, value in CLUSTER_FORCED}
     missing = {p for p in reached(wanted) - reached(found) - forced if ("KSIEVE_JITTER", 0) not in p}
     assert not missing
-    assert len(found) <= 345, "a change of the kernels waits for all of them"
+    assert len(found) <= 348, "a change of the kernels waits for all of them"

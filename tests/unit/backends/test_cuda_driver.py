@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from conftest import ROOT, cuda_devices
@@ -24,6 +25,9 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler builds the stub"),
     pytest.mark.skipif(cuda_devices() > 0, reason="this machine has a CUDA driver"),
 ]
+
+STUB = replace(DEVICES["h200"], name="Stub")
+"""The device of tests/support/cuda_driver_stub.c."""
 
 PROLOGUE = """
 import sys
@@ -110,7 +114,7 @@ def test_a_bundle_needs_the_driver_alone(stub, tmp_path, family):
 
 def test_persistent_call(stub):
     lines = stub("select('stream', 131_072)")
-    plan = ksieve.plan(rows=3, width=131_072, k=512, device=DEVICES["h200"], family="stream")
+    plan = ksieve.plan(rows=3, width=131_072, k=512, device=STUB, family="stream")
     shared, ranks = memory.shared_bytes(plan), f"{plan.policy.primary_rank(512)},{plan.policy.rescue_rank(512) or 0}"
     assert lines[:4] == [
         "load ELF in 0x7000",
@@ -142,7 +146,7 @@ def test_split_call_with_a_workspace_and_statistics(stub):
     )
     assert lines[0].startswith("allocate ") and lines[2] == "wait (nil)"
     assert lines[-4:] == ["wait (nil)", "free", "route 5", "free"]
-    splits = ksieve.plan(rows=3, width=262_144, k=512, device=DEVICES["h200"], family="stream_split").splits
+    splits = ksieve.plan(rows=3, width=262_144, k=512, device=STUB, family="stream_split").splits
     assert splits == 32
     assert f"grid={3 * splits},1,1" in lines[-5] and f"splits={splits} " in lines[-5]
     assert "attribute=" not in lines[-5]
