@@ -99,8 +99,8 @@ def _fitted(
 
     def fitted(shape: Geometry) -> tuple[Geometry, int]:
         many = shape.ctas_per_sm > 2 and shape.resident_width <= MOST_EACH * shape.threads
-        crowded = many and shape.plain and not shape.most_rows and not shape.overflow_vectors
-        if not lean and (crowded or (shape.overflow_vectors and shape.ctas_per_sm > 3)):
+        spills = many and shape.plain and not shape.most_rows and not shape.overflow_vectors
+        if not lean and (spills or (shape.overflow_vectors and shape.ctas_per_sm > 3)):
             shape = replace(shape, ctas_per_sm=shape.ctas_per_sm - 1, overflow_vectors=0, plain=False, source=ONE_FEWER)
         derived = "resident" in known.derived and not lean
         tight = (positions or derived) and shape.threads * shape.ctas_per_sm >= 1024

@@ -61,13 +61,15 @@ def _tightened(
     each, keys, fits = group // share, at.spare_of(memory), i64s(memory + at.ASKED)[at.ROOM] + BLOCK
     few, most = (rank // 4 + 2 * each - 1) // each, (rank - rank // 4) // each
     for end in range(2 if few <= most else 0):
-        better = True
-        for some in (most, few):
+        found = tau
+        for some in (most, few):  # the few are among the most
             low = (groups - some) * end
             count = sample_keys(first, group, period, 0, jitter, share, rank, keys, fits, keys, memory, low, low + some)
             worst = kth(keys, count, count, keys, memory)
-            better = better and worst < tau
-        tau = worst if better else tau
+            if worst >= tau:
+                break
+            found = worst
+        tau = found
     return tau
 
 
