@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ksieve.core.errors import ArgumentError, BackendError, refuse_at_exit
+from ksieve.core.errors import ArgumentError, refuse_at_exit
 from ksieve.core.problem import check_size
 from ksieve.logits.problem import MAX_KEPT, Kept, Request, Sample, Statistics, parse
 
@@ -189,7 +189,4 @@ def sample(
 def _backend(request: Request) -> Any:
     """Return the backend's module, whose functions fill results (`ksieve.logits.problem`)."""
     refuse_at_exit()
-    kind = request.device.kind
-    if kind == "cuda":
-        raise BackendError("ksieve.logits has no CUDA kernels yet: copy the logits to the CPU")
-    return import_module(f"ksieve.logits.{kind}")
+    return import_module(f"ksieve.logits.{request.device.kind}")

@@ -11,6 +11,16 @@ static inline uint32_t bits_of(float f) {
   memcpy(&bits, &f, 4);
   return bits;
 }
+static inline double double_of(uint64_t bits) {
+  double d;
+  memcpy(&d, &bits, 8);
+  return d;
+}
+static inline uint64_t bits_of_double(double d) {
+  uint64_t bits;
+  memcpy(&bits, &d, 8);
+  return bits;
+}
 static inline float half_to_float(uint16_t bits) {
   _Float16 h;
   memcpy(&h, &bits, 2);
@@ -41,6 +51,18 @@ static inline float number_of(float a, float b, int least) {
   if (isnan(a) || isnan(b)) return isnan(a) ? isnan(b) ? float_of(0x7fffffff) : b : a;
   if (a == b) return !signbit(a) == !least ? a : b;
   return (a < b) == least ? a : b;
+}
+// The greater number, or NaN if one of them is.
+static inline float greater_or_nan(float a, float b) { return isnan(a) || isnan(b) ? float_of(0x7fffffff) : a > b ? a : b; }
+static inline uint32_t greater_or_nan_halves(int bfloat, uint32_t a, uint32_t b) {
+  uint32_t out = 0;
+  for (int i = 0; i < 32; i += 16) {
+    const uint16_t x = a >> i, y = b >> i;
+    const float wide[2] = {bfloat ? float_of(x << 16) : half_to_float(x), bfloat ? float_of(y << 16) : half_to_float(y)};
+    const uint32_t greater = isnan(wide[0]) || isnan(wide[1]) ? 0x7fff : wide[0] > wide[1] ? x : y;
+    out |= greater << i;
+  }
+  return out;
 }
 static inline float saturate(float a) { return a > 0 ? a < 1 ? a : 1.0f : 0.0f; }
 static inline int32_t to_s32(float a) {

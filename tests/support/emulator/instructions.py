@@ -141,6 +141,9 @@ def multiply(f: Function, parts: list[str], o: list[str], line: int) -> str:
     if kind == "f32":
         known(parts, "rn", "rp")
         return f.write(o[0], f"mul_up({a}, {b})" if "rp" in parts else f"{a} * {b}", kind)
+    if kind == "f64":
+        known(parts, "rn")
+        return f.write(o[0], f"{a} * {b}", kind)
     known(parts, "lo", "hi", "wide")
     bits, signed = bits_of(kind), kind[0] == "s"
     wide = f"{'' if signed else 'u'}int{2 * bits}_t" if bits < 64 else "__int128" if signed else "u128"
@@ -165,6 +168,10 @@ def convert(f: Function, parts: list[str], o: list[str], line: int) -> str:
     if of == "f16":
         return f.write(o[0], f"half_to_float({f.read(o[1], 'u16')})", "f32")
     a = f.read(o[1], of)
+    if (to, of) == ("f64", "f32") or (to == "f64" and of[0] in "su" and rounding == ["rn"]):
+        return f.write(o[0], f"(double){a}", "f64")
+    if (to, of, rounding) == ("f32", "f64", ["rn"]):
+        return f.write(o[0], f"(float){a}", "f32")
     if to == of == "f32":
         made = {"sat": "saturate", "rmi": "floorf", "rpi": "ceilf", "rni": "rintf", "rzi": "truncf"}[rounding[0]]
         return f.write(o[0], f"{made}({a})", "f32")
@@ -279,8 +286,14 @@ def simple(template: str, form: str | None = None, kind: str = "u32") -> Callabl
 
 def extreme(f: Function, parts: list[str], o: list[str], line: int) -> str:
     kind = parts[-1] if parts[-1] != "relu" else parts[-2]
-    known(parts, kind)
+    nan = "NaN" in parts
+    known(parts, kind, "NaN")
     a, b = (f.read(x, kind if "x2" not in kind else "u32") for x in o[1:])
+    if nan and kind in ("f32", "f16x2", "bf16x2") and parts[0] == "max":
+        made = "greater_or_nan(" if kind == "f32" else f"greater_or_nan_halves({int(kind[0] == 'b')}, "
+        return f.write(o[0], f"{made}{a}, {b})", "f32" if kind == "f32" else "u32")
+    if nan:
+        raise UnknownInstructionError(".".join(parts))
     if kind == "bf16x2" and parts[0] == "max":
         return f.write(o[0], f"greater_halves({a}, {b})", "u32")
     if kind == "s16x2":
@@ -299,7 +312,7 @@ def add(f: Function, parts: list[str], o: list[str], line: int) -> str:
     if kind == "s16x2":
         return f.write(o[0], f"add_halves({f.read(o[1], 'u32')}, {f.read(o[2], 'u32')})", "u32")
     known(parts, "rn")
-    unsigned = kind if kind == "f32" else f"u{bits_of(kind)}"
+    unsigned = kind if kind in ("f32", "f64") else f"u{bits_of(kind)}"
     sign = "+" if parts[0] == "add" else "-"
     return f.write(o[0], f"{f.read(o[1], unsigned)} {sign} {f.read(o[2], unsigned)}", unsigned)
 

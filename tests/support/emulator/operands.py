@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 C_TYPES = {
-    "pred": "uint8_t", "f32": "float", "b128": "u128",
+    "pred": "uint8_t", "f32": "float", "f64": "double", "b128": "u128",
     **{f"{kind}{bits}": f"uint{bits}_t" for kind in "bu" for bits in (8, 16, 32, 64)},
     **{f"s{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
 }  # fmt: skip
+OF_BITS, TO_BITS = {"f32": "float_of", "f64": "double_of"}, {"float": "bits_of", "double": "bits_of_double"}
 SPECIAL = {
     "%tid.x": "(uint32_t)t->tid", "%ntid.x": "(uint32_t)launch.threads", "%ctaid.x": "(uint32_t)t->cta->number",
     "%nctaid.x": "(uint32_t)launch.grid", "%laneid": "(uint32_t)t->lane", "%lanemask_lt": "((1u << t->lane) - 1)",
@@ -52,6 +53,8 @@ class Function:
         if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", operand):
             bits = f"0x{operand[2:]}u"
             return f"float_of({bits})" if kind == "f32" else f"({ctype}){bits}"
+        if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", operand):
+            return f"double_of(0x{operand[2:]}ull)"
         if re.fullmatch(r"-?(0x[0-9a-fA-F]+|\d+)U?", operand):
             number = int(operand.rstrip("U"), 0)
             if kind == "f32":
@@ -65,10 +68,10 @@ class Function:
         if held is None:
             return f"({ctype})({self.address_of(operand)})"
         name = identifier(operand)
-        if kind == "f32":
-            return name if held == "float" else f"float_of({name})"
-        if held == "float":
-            return f"({ctype})bits_of({name})"
+        if kind in OF_BITS:
+            return name if held == ctype else f"{OF_BITS[kind]}({name})"
+        if held in TO_BITS:
+            return f"({ctype}){TO_BITS[held]}({name})"
         return name if held == ctype else f"({ctype}){name}"
 
     def address_of(self, symbol: str) -> str:
@@ -87,10 +90,12 @@ class Function:
         if held is None:
             raise UnknownInstructionError(f"the register {register}")
         name = identifier(register)
-        if held == "float":
-            return f"{name} = {value if kind == 'f32' else f'float_of((uint32_t)({value}))'};"
-        if kind == "f32":
-            return f"{name} = ({held})bits_of({value});"
+        if held in TO_BITS:
+            wanted = "f32" if held == "float" else "f64"
+            bits = f"{OF_BITS[wanted]}((uint{bits_of(wanted)}_t)({value}))"
+            return f"{name} = {value if kind == wanted else bits};"
+        if kind in OF_BITS:
+            return f"{name} = ({held}){TO_BITS[C_TYPES[kind]]}({value});"
         if kind == "pred":
             return f"{name} = ({value}) != 0;"
         # Through the type itself, which wraps the value, or extends its sign.

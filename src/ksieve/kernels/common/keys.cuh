@@ -13,6 +13,8 @@ __device__ __forceinline__ u32 order_key(float score) { return score != score ? 
 
 __device__ __forceinline__ float score_of_key(u32 key) { return __uint_as_float(key >> 31 ? key : key ^ 0x7fffffffu); }
 
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000); }
+
 constexpr u32 kInfinityKey = 0x007fffffu;
 constexpr u32 kZeroKey = 0x7fffffffu;
 constexpr u32 kMinusInfinityKey = 0xff800000u; // also its bit pattern; the worst key of a number

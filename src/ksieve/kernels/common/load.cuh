@@ -81,9 +81,24 @@ __device__ __forceinline__ int tail_length(const Params& p, int id) {
   return max(p.options.tails[KSIEVE_INDEX_AT(p, kTails, id / p.options.next_n)], hidden) - hidden;
 }
 
+#if KSIEVE_FOLD
+// Returns whether a row's own numbers are in their ranges; otherwise it counts as empty.
+__device__ __forceinline__ bool usable(const Params& p, int id) {
+  const float temperature = p.fold.temperature ? p.fold.temperature[id] : 1.0f;
+  return temperature >= 0x1p-100f && temperature <= 0x1p100f && (!p.fold.row_k || p.fold.row_k[id] > 0);
+}
+// Returns whether a slot of a row is one of the row's own k, and has a number.
+__device__ __forceinline__ bool fills(const Params& p, const Row& row, int slot, int index) {
+  return (!p.fold.row_k || slot < p.fold.row_k[row.id]) && widen(row.scores[index]) > -infinity();
+}
+#else
+__device__ __forceinline__ bool usable(const Params&, int) { return true; }
+__device__ __forceinline__ bool fills(const Params&, const Row&, int, int) { return true; }
+#endif
+
 // Returns a row from its length and the live row count, both as the caller gives them: they are clamped here.
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length, int live) {
-  const bool alive = id < min(max(live, 0), p.rows);
+  const bool alive = id < min(max(live, 0), p.rows) && usable(p, id);
   return {static_cast<const Score*>(p.scores) + KSIEVE_SCORES_AT(p, id), id, alive ? min(max(length, 0), p.width) : 0};
 }
 __device__ __forceinline__ Row row_of(const Params& p, int id, int length) {

@@ -33,6 +33,8 @@ constexpr bool kExpand = KSIEVE_OPTION(KSIEVE_EXPAND);       // entries stand fo
 constexpr bool kTail = KSIEVE_OPTION(KSIEVE_TAIL);           // positions behind the last whole entry are written
 constexpr bool kPositions = KSIEVE_OPTION(KSIEVE_POSITIONS); // scores have positions of their own: common/positions.cuh
 constexpr bool kWritesValues = KSIEVE_OPTION(KSIEVE_VALUES); // the scores of slots are written too
+constexpr bool kFold = KSIEVE_OPTION(KSIEVE_FOLD); // rows are folded while they are scanned: stream/fold.cuh
+constexpr bool kTokens = KSIEVE_OPTION(KSIEVE_FOLD) > 1; // and tokens are ranked
 enum class Order { kAny, kValue, kIndex };
 constexpr Order kOrder = static_cast<Order>(KSIEVE_OPTION(KSIEVE_ORDER));
 constexpr bool kSorts = kOrder != Order::kAny; // slots are sorted, where the next row's copies would lie
@@ -84,6 +86,25 @@ struct Options {
 };
 static_assert(sizeof(Options) == 104 + (kCounts || kExpand || kPositions ? 40 : 0),
               "the host packs 104 bytes, and 40 of what slots hold");
+
+#if KSIEVE_FOLD
+// What a row is folded to, and by what (logits/cuda.py, FOLD). Arrays are (rows,), but for those of tokens.
+struct FoldOptions {
+  const float* temperature; // null: usual_temperature for every row
+  const int* row_k;         // slots of each row that are used; null: all
+  float* logsumexp;
+  int* flags;        // FoldFlags
+  const int* tokens; // (rows, tokens_of_row), tokens_pitch apart
+  float* logprobs;   // (rows, tokens_of_row), without gaps
+  int* ranks;        // the same; zero in front of stream/split.cu
+  i64 tokens_pitch;
+  int tokens_of_row;
+  float usual_temperature;
+};
+constexpr int kFoldBytes = sizeof(FoldOptions);
+#else
+constexpr int kFoldBytes = 0;
+#endif
 
 enum OptionFlags {
   kEnds = 1,       // lengths are the exclusive ends of windows

@@ -46,11 +46,14 @@ struct Params {
   static constexpr int kBytes = 96;
   static constexpr Options options = {};
 #endif
+#if KSIEVE_FOLD
+  FoldOptions fold;
+#endif
 #if KSIEVE_LEADING
   Leading leading[kArrays];
 #endif
 };
-static_assert(sizeof(Params) == Params::kBytes + kLeadingBytes, "the host packs 96 bytes, and what follows them");
+static_assert(sizeof(Params) == Params::kBytes + kFoldBytes + kLeadingBytes, "the host packs 96 bytes, and what follows them");
 
 constexpr bool kBulkCopies = __CUDA_ARCH__ >= 900; // resident rows are copied by bulk asynchronous copies
 

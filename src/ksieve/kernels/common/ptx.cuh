@@ -55,6 +55,21 @@ __device__ __forceinline__ unsigned greater_halves(unsigned halves, unsigned oth
   asm("max.bf16x2 %0, %1, %2;" : "=r"(greater) : "r"(halves), "r"(others));
   return greater;
 }
+// Return the greater number, or NaN if one of both is; of halves, each half's.
+__device__ __forceinline__ float greater_or_nan(float a, float b) {
+  float greater;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(greater) : "f"(a), "f"(b));
+  return greater;
+}
+template <bool kBFloat> __device__ __forceinline__ unsigned greater_or_nan_halves(unsigned a, unsigned b) {
+  unsigned greater;
+  if constexpr (kBFloat) {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(greater) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(greater) : "r"(a), "r"(b));
+  }
+  return greater;
+}
 // Returns each half's sign bit, repeated in all of its bits.
 __device__ __forceinline__ unsigned signs_of_halves(unsigned halves) {
   unsigned negative;

@@ -19,7 +19,13 @@ struct Queue {
 struct RowState {
   u64 progress; // high word: parts published; low word: candidates of all parts
   int num_ties; // scores equal to an exact cutoff, which fill the output from its end
+#if KSIEVE_FOLD
+  u32 flags; // and what FoldState has of its parts
+  u64 sum;
+  u64 above;
+#else
   u32 padding[5];
+#endif
 };
 constexpr int kHeaderBytes = 256;
 

@@ -145,6 +145,11 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
       int slot = first + b * kOwners;
       index[b] = slots.entry_of(p, slot, [&](int at) { return position_at(p, row, at, selected, area); });
     }
+    if constexpr (kFold) {
+#pragma unroll
+      for (int b = 0; b < kInFlight; ++b)
+        if (index[b] >= 0 && !fills(p, row, first + b * kOwners, index[b])) index[b] = -1;
+    }
     // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
     if (kOrder == Order::kAny && wide) sync_owners<kOwners>();
     if constexpr (kWritesValues) {

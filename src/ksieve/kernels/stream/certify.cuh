@@ -7,7 +7,7 @@
 // All of it is one loop around one scan: inlined once, it keeps its registers, and nothing else reads the row.
 #pragma once
 #include "length_bins.cuh"
-#include "stream/filter.cuh"
+#include "stream/fold.cuh"
 #include "stream/sample.cuh"
 #include "stream/tie_break.cuh"
 
@@ -141,6 +141,22 @@ __device__ __forceinline__ Frontier classified(const RowTask& t, FoundBin found)
   return q;
 }
 
+// Runs the scan with the visitor that the rule selects.
+__device__ __forceinline__ void scan_by_rule(const Score* scores, int begin, int end, bool& folds) {
+  const ScanRule& rule = shared_storage().rule;
+  bool proposal = kSampled && rule.mode != Mode::kClassify;
+  if (kSampled && !unlikely(rule.mode != Mode::kInclusive || !FastTest::usable(rule.worst))) {
+    Filter<true> admit(rule);
+    scan_and_fold(scores, begin, end, admit, folds);
+  } else if (proposal) {
+    Filter<false> admit(rule);
+    scan_and_fold(scores, begin, end, admit, folds);
+  } else {
+    Classify classify(rule);
+    scan_and_fold(scores, begin, end, classify, folds);
+  }
+}
+
 // Result of joining the parts of a row behind its first scan.
 enum class Merged {
   kWhole,    // this CTA finishes the row
@@ -158,11 +174,12 @@ __device__ __forceinline__ bool certify(const RowTask& t, ScanPurpose purpose, b
   const Proposal& proposal = s.proposal;
   int begin = t.begin;
   int end = t.end;
+  bool folds = kFold; // the first scan of the row's scores
   for (bool first = true;; first = false) {
     if (kSampled ? unlikely(purpose == ScanPurpose::kNoCutoff) : purpose == ScanPurpose::kNoCutoff) {
       CoarseCount counting;
       if (!first) start_scan(scores_of(t), begin, end);
-      scan(scores_of(t), begin, end, counting);
+      scan_and_fold(scores_of(t), begin, end, counting, folds);
       start_scan(scores_of(t), begin, end);
       __syncthreads(); // every score is counted
       q = classified(t, find_bin(open_slots(t.params)));
@@ -172,7 +189,7 @@ __device__ __forceinline__ bool certify(const RowTask& t, ScanPurpose purpose, b
     __syncthreads(); // the rule is visible, and so is every clear before it
     if (!(first && scanned)) {
       if (!first && purpose != ScanPurpose::kClassified) start_scan(scores_of(t), begin, end);
-      scan_by_rule(scores_of(t), begin, end);
+      scan_by_rule(scores_of(t), begin, end, folds);
     }
     if (kBinned) wait_all_copies(); // waits for the scan's copies, and for the facts of the coming row
     __syncthreads();                // every thread's candidates are stored or counted

@@ -42,6 +42,10 @@ __device__ __forceinline__ float float_below(u32 key) {
 // first has been used.
 template <int kCount, class Test> __device__ __forceinline__ u32 gather_tests(Test test) {
   static_assert(kCount <= 16, "hits are the low bits of a mantissa");
+  if constexpr (kCount == 4) {
+    const float low = fmaf(test(1), 2.0f, test(0));
+    return __float_as_uint(fmaf(fmaf(test(3), 2.0f, test(2)), 4.0f, low) + 0x1p23f) & 0xffffu;
+  }
   constexpr int kHalf = kCount / 2;
   auto both = [&](int i) { return fmaf(test(kHalf + i), static_cast<float>(1 << kHalf), test(i)); };
   float sum = 0x1p23f;

@@ -16,18 +16,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   wait_for_inputs();
   const int rows = rows_of(p);
   LoadedView view;
-  constexpr bool kKnown = kSampled && !kWindows && !kBinned; // rows' first scores are known before their lengths
+  constexpr bool kLoads = kSampled && !kFold; // views are loaded early; select_row loads those of rows that are folded
+  constexpr bool kKnown = kLoads && !kWindows && !kBinned; // rows' first scores are known before their lengths
   if (blockIdx.x < rows) {
     fetch_row(p, blockIdx.x);
     if (kKnown) view.load(widest_row(p, blockIdx.x), 0);
-    if (kLines && !kBinned) prefetch_view(p, blockIdx.x, p.width, LoadedView::kAll * kPool);
+    if (kLines && !kBinned) prefetch_view(p, blockIdx.x, p.width, kFold ? 0 : LoadedView::kAll * kPool);
     clear_storage();
   }
   if (kSampled && static_cast<int>(gridDim.x) < rows && blockIdx.x >= gridDim.x / 2) // by half a scan
     stagger_start<Score>(1, [&] { return kSegments ? p.pitch / rows : p.width; }, 40, 50'000);
   wait_all_copies();
   __syncthreads(); // the first row's length has arrived, and counters are zero, for every thread
-  if (kSampled && !kKnown && blockIdx.x < rows) view.load(fetched_row(p, blockIdx.x), 0);
+  if (kLoads && !kKnown && blockIdx.x < rows) view.load(fetched_row(p, blockIdx.x), 0);
   for (int number = blockIdx.x; number < rows;) {
     int claimed = 0;
     if (threadIdx.x == 0) claimed = claim_row(p); // requested here; the value is used where it has arrived
@@ -59,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     wait_all_copies();
     __syncthreads(); // the next row is known, and no thread still works on this one
     number = s.next; // overwritten behind the next barrier
-    if (kSampled && number < rows) view.load(fetched_row(p, number), 0);
+    if (kLoads && number < rows) view.load(fetched_row(p, number), 0);
   }
   if (threadIdx.x == 0) leave_queue(p);
 }

@@ -71,10 +71,12 @@ __device__ __forceinline__ u32 take_bit(u32& bits) {
   return bit;
 }
 
-// Returns the score of a bit from `ring`, the batch's shared address in the ring.
+// Returns the shared address of a bit's score; `ring`: the batch's in the ring.
+__device__ __forceinline__ u32 shared_of_bit(u32 ring, u32 bit) {
+  return ring + bit * sizeof(Score) + bit / kVector * (kStageBytes - 16);
+}
 __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
-  u32 at = ring + bit * sizeof(Score) + bit / kVector * (kStageBytes - 16);
-  return widen(load_shared<Score>(at));
+  return widen(load_shared<Score>(shared_of_bit(ring, bit)));
 }
 
 // Appends the scores of some bits to the list, for a whole warp: one reservation, and the warp's entries side by side.
@@ -310,19 +312,3 @@ struct CoarseCount {
     return __reduce_max_sync(kFullWarp, shared_by << kBinBits | bin) & (kBins - 1);
   }
 };
-
-// Runs the scan with the visitor that the rule selects.
-__device__ __forceinline__ void scan_by_rule(const Score* scores, int begin, int end) {
-  const ScanRule& rule = shared_storage().rule;
-  bool proposal = kSampled && rule.mode != Mode::kClassify;
-  if (kSampled && !unlikely(rule.mode != Mode::kInclusive || !FastTest::usable(rule.worst))) {
-    Filter<true> admit(rule);
-    scan(scores, begin, end, admit);
-  } else if (proposal) {
-    Filter<false> admit(rule);
-    scan(scores, begin, end, admit);
-  } else {
-    Classify classify(rule);
-    scan(scores, begin, end, classify);
-  }
-}

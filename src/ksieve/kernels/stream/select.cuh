@@ -140,17 +140,22 @@ __device__ __forceinline__ bool select_row(const RowTask& t, bool first, LoadedV
   SharedStorage& s = shared_storage();
   if (select_short(t.params, t.row)) {
     wait_all_copies();
+    fold_short(t.params, t.row);
     __syncthreads(); // every thread has read the row; slots may be sorted where its copies were
     announce_next();
     return false;
   }
+  prefetch_references(t.params, t.row);
+  begin_fold();
   if (first) {
-    view.wait();
+    if (!kFold) view.wait();
   } else {
     clear_storage();
   }
   start_scan(t.row.scores, t.begin, t.end);
   __syncthreads(); // counters are zero, for every thread
+  if (kFold) view.load(t.row, 0); // with the references; held in registers until here, it would be spilled
+  note_references(t.params, t.row);
   ScanPurpose purpose = ScanPurpose::kNoCutoff;
   trace_set(kColRoute, kDirect);
   if (view_usable(t.params, t.row)) {
@@ -159,8 +164,10 @@ __device__ __forceinline__ bool select_row(const RowTask& t, bool first, LoadedV
     purpose = ScanPurpose::kProposed;
   }
   announce_next();
+  wait_for_references(t.params, t.row, purpose == ScanPurpose::kProposed);
   Frontier frontier;
   certify(t, purpose, false, frontier, [] { return Merged::kWhole; });
+  finish_fold(t.params, t.row, true);
   prefetch_next();
   return refine(t, frontier);
 }

@@ -27,31 +27,41 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   u64* list = row_list(p, id);
   RowTask task = whole_row(p, row, part_spill(p, id, part));
   bool finished = false;
-  if (!select_short(p, row)) {
+  if (select_short(p, row)) {
+    fold_short(p, row);
+  } else {
     if (shared_work) {
       int size = part_size(row.length, p.splits);
       task.begin = min(part * size, row.length);
       task.end = min(task.begin + size, row.length);
     }
+    prefetch_references(p, row);
+    begin_fold();
     clear_storage();
     view.wait();
     start_scan(row.scores, task.begin, task.end);
     __syncthreads(); // counters are zero, for every thread
+    note_references(p, row);
     if (shared_work) {
       propose(p, row, view, p.splits, s.proposal);
       set_proposal_rule(task, s.proposal, &state->num_ties);
     } else {
       trace_set(kColRoute, kDirect);
     }
+    wait_for_references(p, row, shared_work);
     Frontier frontier;
     const ScanPurpose purpose = shared_work ? ScanPurpose::kProposed : ScanPurpose::kNoCutoff;
     bool mine = certify(task, purpose, false, frontier, [&] {
       if (!shared_work) return Merged::kWhole;
       publish(state, list);
-      return arrive_last(state, p.splits) ? join(state, list) : Merged::kOther;
+      publish_fold(p, row, state);
+      if (!arrive_last(state, p.splits)) return Merged::kOther;
+      join_fold(p, row, state);
+      return join(state, list);
     });
     if (!mine) return;
     release_dependents();
+    finish_fold(p, row, true);
     finished = refine(task, frontier);
   }
   if (!finished) run_epilogue(p, id, row_sort_slice(p, id));

@@ -6,8 +6,10 @@ import ctypes
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ksieve.backends.cuda.jit import bundle
@@ -210,15 +212,25 @@ class Arguments(NamedTuple):
     out_pitch: int
     rows: int
     width: int
-    options: tuple[int, ...] = ()
+    options: tuple[float, ...] = ()
     k: int | None = None
 
 
 class Launcher(Kernel):
-    """A plan ready to run on its device, with or without statistics; safe to call from any thread."""
+    """A plan ready to run on its device, with or without statistics; safe to call from any thread.
+
+    `defines`: of the kernel, besides the plan's. `more`: the fields that `Arguments.options` then has last.
+    """
 
     def __init__(
-        self, plan: Plan, stats: bool, stream: int, driver: Driver | None = None, leading: bool = False
+        self,
+        plan: Plan,
+        stats: bool,
+        stream: int,
+        driver: Driver | None = None,
+        leading: bool = False,
+        defines: Mapping[str, int] = MappingProxyType({}),
+        more: struct.Struct | None = None,
     ) -> None:
         self.plan = plan = length_bins.stats_plan(plan) if stats else plan
         driver = driver or cuda_driver.get()
@@ -242,10 +254,12 @@ class Launcher(Kernel):
         self.extended, self.with_slots = extended(plan), with_slots(plan)
         self.leading = leading
         further = ((OPTIONS, self.extended), (SLOTS, self.with_slots), (LEADING, leading))
-        fields = PARAMS.format + "".join(layout.format[1:] for layout, taken in further if taken)
+        layouts = [layout for layout, taken in further if taken] + ([more] if more else [])
+        fields = PARAMS.format + "".join(layout.format[1:] for layout in layouts)
         self._patch = struct.Struct(fields + "I")
         size = self._patch.size - 4
         spec = kernel_spec(plan, stats=stats, leading=leading)
+        spec = replace(spec, defines=tuple({**dict(spec.defines), **defines}.items()))
         super().__init__(spec, plan.problem.device.index, size, driver, stream, attributes)
         self.name = plan.family
 

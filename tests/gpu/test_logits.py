@@ -1,0 +1,138 @@
+"""`ksieve.logits` on CUDA against the CPU, byte for byte: rows that decide a route of the sums, every family and dtype.
+
+The CPU is held to the oracle in tests/contract/test_logits.py, whose random calls run here too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gpu import HOST, runner
+from ksieve import logits
+from ksieve.core.arrays import Device
+from ksieve.logits import cpu, cuda, problem
+
+pytestmark = pytest.mark.gpu
+
+FAMILIES = {"stream": (5000, 40_000), "stream_unsampled": (1030, 9001), "stream_split": (70_001,)}
+"""Widths of the rows of each family."""
+DTYPES = ("float32", "float16", "bfloat16")
+K = 50
+
+
+def rows_of(width, dtype, seed=0):
+    """Rows of NaN, infinities, plateaus, sorted, peaked, far apart, and far above the scores at reference positions."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((17, width)).astype(np.float32) * 3
+    x[1, 5], x[2, 7], x[3], x[4], x[5] = np.nan, np.inf, -np.inf, np.sort(x[4]), 7
+    x[6, 11], x[7, 13], x[8], x[9] = 500, x[7].max() + 9, x[8] * 1e7, -3.4e38
+    x[10, rng.random(width) < 0.9] = -3.4e38
+    x[11, rng.random(width) < 0.999] = -np.inf
+    x[12] = rng.choice(np.float32([-1e4, 0, 1, 0.5]), width)
+    x[13], x[14], x[15] = np.linspace(-900, 900, width), rng.standard_cauchy(width), x[15] - 1e6
+    x[16, 40 : 40 + width // 9] = x[16].max() + 6  # a row that is summed in two parts
+    if dtype == "bfloat16":
+        return (x.view(np.uint32) >> 16).astype(np.uint16)
+    with np.errstate(over="ignore"):
+        return x.astype(dtype)
+
+
+def calls_of(scores, width, seed=0):
+    """Arguments of statistics: none, a token, and others; tokens are among the best scores, and any."""
+    rng, rows = np.random.default_rng(seed), len(scores)
+    best = np.argsort(-np.nan_to_num(material_floats(scores), nan=-np.inf), 1)[:, : K + 10]
+    tokens = rng.integers(-1, width + 1, (rows, 20)).astype(np.int32)
+    tokens[:, :10] = np.take_along_axis(best, rng.integers(0, K + 10, (rows, 10)), 1)
+    lengths = rng.integers(0, width + 9, rows).astype(np.int32)
+    lengths[[0, 3, 5]] = 30, 0, min(700, width)
+    temperature = rng.choice(np.float32([0.01, 0.5, 0.7, 1, 1 / 1.4426950, 2.88539, 3, 100, 0, np.nan]), rows)
+    yield {}
+    yield {"tokens": tokens[:, 0].copy()}
+    yield {"tokens": tokens, "lengths": lengths, "temperature": temperature}
+    own = rng.integers(-1, K + 10, rows).astype(np.int32)
+    yield {"k": own, "max_k": K, "tokens": tokens[:, :8].copy(), "temperature": 0.7}
+
+
+def material_floats(scores):
+    """Scores as float32; uint16 holds bits of bfloat16."""
+    return (scores.astype(np.uint32) << 16).view(np.float32) if scores.dtype == np.uint16 else scores.astype(np.float32)
+
+
+def tensor(array):
+    """An array as a tensor of the device."""
+    if array.dtype == np.uint16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(runner.DEVICE)
+    return torch.from_numpy(array).to(runner.DEVICE)
+
+
+def array_of(value):
+    """A tensor, or an array, as an array of the host."""
+    return runner.to_numpy(value) if isinstance(value, torch.Tensor) else value
+
+
+def on_device(request):
+    """A request for arrays of the host, as one for arrays of the device; on the emulator these are the same."""
+    described = {name: info._replace(device=Device("cuda", 0)) for name, info in request.described.items()}
+    arrays = {name: runner.on_device(torch.from_numpy(array)) for name, array in request.arrays.items()}
+    return replace(request, arrays=arrays, described=described)
+
+
+def compare(scores, results, fill, family=None, offset=0, **given):
+    """Compare the bytes of the device's answer with the CPU's. `fill(backend, request, results)` runs a function."""
+    padded = np.zeros((len(scores), scores.shape[1] + 8), scores.dtype)
+    padded[:, offset : offset + scores.shape[1]] = scores
+    placed = padded[:, offset : offset + scores.shape[1]]
+    k, max_k = given.pop("k", K), given.pop("max_k", None)
+    request = problem.parse(placed, k, max_k, **given)
+    right = results(request)
+    fill(cpu, request, right)
+    if HOST:
+        asked, found = on_device(request), results(request)
+        fill(
+            cuda,
+            asked,
+            type(found)(*(None if a is None else runner.on_device(torch.from_numpy(a)) for a in found)),
+            family,
+        )
+    else:
+        whole = tensor(padded)[:, offset : offset + scores.shape[1]]
+        own = {name: tensor(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
+        asked = problem.parse(whole, tensor(k) if isinstance(k, np.ndarray) else k, max_k, **own)
+        found = results(asked)
+        fill(cuda, asked, found, family)
+    for name, a, b in zip(right._fields, right, found, strict=True):
+        if a is not None:
+            a, b = np.asarray(a), np.asarray(array_of(b))
+            a, b = (np.where(x != x, np.nan, x) if x.dtype.kind == "f" else x for x in (a, b))
+            assert a.tobytes() == b.tobytes(), (name, family, sorted(given), np.argwhere(~((a == b) | (a != a)))[:5])
+    return found
+
+
+def statistics_of(request):
+    """Results of statistics, not filled."""
+    rows, _ = request.shape
+    tokens = request.arrays.get("tokens")
+    own = None if tokens is None else tuple(tokens.shape)
+    return logits.Statistics(
+        request.empty("int32", rows, request.k), request.empty("", rows, request.k), request.empty("float32", rows),
+        None if own is None else request.empty("float32", *own), None if own is None else request.empty("int32", *own),
+        request.empty("int32", rows),
+    )  # fmt: skip
+
+
+def fill_statistics(backend, request, out, *family):
+    backend.statistics(request, out, *family)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_statistics_equal_those_of_the_cpu(family, dtype, tally):
+    for width, offset in ((width, offset) for width in FAMILIES[family] for offset in (0, 3)):
+        scores = rows_of(width, dtype)
+        for given in calls_of(scores, width):
+            compare(scores, statistics_of, fill_statistics, family, offset, **given)
+            tally.add(f"logits-{family}-{dtype}", len(scores), [])
