@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 import logits_oracle as oracle
-from ksieve import ArgumentError, BackendError, logits
+from ksieve import ArgumentError, logits
 from ksieve.backends.cpu import logits as compiled
 from ksieve.backends.cpu import runner
-from ksieve.core.arrays import Device
 from ksieve.core.keys import widen
-from ksieve.logits.problem import Request
 from ksieve.model import logits as model
 
 ROWS, CALLS, MARGIN = 50, 404, 1e-12
@@ -424,12 +422,6 @@ def test_bad_arguments_are_named(name, given, text):
     with pytest.raises(ArgumentError, match=text) as error:
         function(**{"logits": GOOD, "k": 5} | given)
     assert error.value.argument == name
-
-
-def test_logits_on_cuda_are_refused(monkeypatch):
-    monkeypatch.setattr(Request, "device", Device("cuda"))
-    with pytest.raises(BackendError, match="copy the logits to the CPU"):
-        logits.sample(GOOD, 5, uniform=0.5)
 
 
 def test_numbers_of_rows_are_flagged_where_they_are_wrong():

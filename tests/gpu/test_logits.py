@@ -5,8 +5,6 @@ The CPU is held to the oracle in tests/contract/test_logits.py, whose random cal
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -74,11 +72,23 @@ def array_of(value):
     return runner.to_numpy(value) if isinstance(value, torch.Tensor) else value
 
 
-def on_device(request):
-    """A request for arrays of the host, as one for arrays of the device; on the emulator these are the same."""
-    described = {name: info._replace(device=Device("cuda", 0)) for name, info in request.described.items()}
-    arrays = {name: runner.on_device(torch.from_numpy(array)) for name, array in request.arrays.items()}
-    return replace(request, arrays=arrays, described=described)
+class OnDevice(problem.Request):
+    """A request for arrays of the host, as one for arrays of the emulated device, which are the same."""
+
+    @classmethod
+    def of(cls, request):
+        described = {name: info._replace(device=Device("cuda", 0)) for name, info in request.described.items()}
+        arrays = {name: fake(array) for name, array in request.arrays.items()}
+        return cls(request.k, request.dtype, arrays, described, request.numbers, request.min_p_first)
+
+    def empty(self, dtype, *shape):
+        half = {"float16": "float16", "bfloat16": "uint16"}.get(self.dtype, self.dtype)
+        return fake(np.empty(shape, dtype or half))
+
+
+def fake(array):
+    """An array of the emulated device."""
+    return None if array is None else runner.on_device(torch.from_numpy(array))
 
 
 def compare(scores, results, fill, family=None, offset=0, **given):
@@ -91,13 +101,8 @@ def compare(scores, results, fill, family=None, offset=0, **given):
     right = results(request)
     fill(cpu, request, right)
     if HOST:
-        asked, found = on_device(request), results(request)
-        fill(
-            cuda,
-            asked,
-            type(found)(*(None if a is None else runner.on_device(torch.from_numpy(a)) for a in found)),
-            family,
-        )
+        found = results(request)
+        fill(cuda, OnDevice.of(request), type(found)(*map(fake, found)), family)
     else:
         whole = tensor(padded)[:, offset : offset + scores.shape[1]]
         own = {name: tensor(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
@@ -136,3 +141,52 @@ def test_statistics_equal_those_of_the_cpu(family, dtype, tally):
         for given in calls_of(scores, width):
             compare(scores, statistics_of, fill_statistics, family, offset, **given)
             tally.add(f"logits-{family}-{dtype}", len(scores), [])
+
+
+def limits_of(scores, width, seed=0):
+    """Arguments of kept sets and samples."""
+    rng, rows = np.random.default_rng(seed), len(scores)
+    p = rng.choice(np.float32([1e-3, 0.1, 0.5, 0.9, 0.95, 1, 0, 1.5, np.nan]), rows)
+    min_p = rng.choice(np.float32([0, 1e-3, 0.05, 0.2, 1, -1, np.nan]), rows)
+    temperature = rng.choice(np.float32([0.01, 0.7, 1, 3, 100, 0]), rows)
+    lengths = rng.integers(0, width + 9, rows).astype(np.int32)
+    yield {}
+    yield {"p": 0.9}
+    yield {"p": p, "min_p": min_p, "temperature": temperature, "lengths": lengths}
+    yield {"p": p, "min_p": min_p, "min_p_first": True}
+    yield {"k": rng.integers(-1, K + 10, rows).astype(np.int32), "max_k": K, "min_p": 0.05, "temperature": 2.0}
+    yield {"k": 1024, "p": 0.99, "temperature": 3.0}
+
+
+def kept_of(capacity):
+    """Results of kept sets, not filled."""
+
+    def made(request):
+        rows, _ = request.shape
+        return logits.Kept(
+            request.empty("int32", rows, capacity), request.empty("float32", rows, capacity),
+            request.empty("int32", rows), request.empty("int32", rows),
+        )  # fmt: skip
+
+    return made
+
+
+def sample_of(request):
+    """Results of samples, not filled."""
+    rows, _ = request.shape
+    return logits.Sample(request.empty("int32", rows), request.empty("float32", rows), request.empty("int32", rows))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kept_sets_and_samples_equal_those_of_the_cpu(dtype, tally):
+    width = 5000
+    scores, rng = rows_of(width, dtype), np.random.default_rng(1)
+    for given in limits_of(scores, width):
+        for capacity in (7, K, K + 9):
+            compare(scores, kept_of(capacity), lambda backend, *rest: backend.kept(*rest), "stream", 3, **given)
+        uniform = rng.random(len(scores), np.float32)
+        uniform[:3] = 0, 1, np.nan
+        for drawn in (uniform, 0.5):
+            fill = lambda backend, *rest: backend.sample(*rest)  # noqa: E731
+            compare(scores, sample_of, fill, "stream", uniform=drawn, **given)
+        tally.add(f"logits-kept-{dtype}", 5 * len(scores), [])

@@ -66,7 +66,9 @@ PARTS = {
         "entries": (7, "options and warp or without_slots or decide_ties or not_used and warp"),
     },
     # rows that are folded while they are scanned: the bytes of the CPU
-    "h200 logits": {"logits": (3, "statistics and (stream-float16 or stream_unsampled-float32 or split-bfloat16)")},
+    "h200 logits": {
+        "logits": (4, "kept and float32 or stream-float16 or stream_unsampled-float32 or split-bfloat16"),
+    },
     # windows, leading strides and candidates of rows on chip; leading strides of all others
     "h200 windows": {
         "segments": (1, "warps-listing-float32-plain"),

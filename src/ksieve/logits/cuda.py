@@ -1,26 +1,39 @@
-"""CUDA backend of `ksieve.logits`: selections by the streaming kernels, whose first scan folds the row too."""
+"""CUDA backend of `ksieve.logits`: selections by the streaming kernels, whose first scan folds the row too.
+
+A kept set, or a sample, is made of the selection by a second kernel (kernels/logits/keep.cu).
+"""
 
 from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from typing import Any
 
 from ksieve.backends import cuda
 from ksieve.backends.cuda import arrays
 from ksieve.backends.cuda.call import workspace_memory
+from ksieve.backends.cuda.jit.spec import architecture, bare_spec
 from ksieve.backends.cuda.packing import launched
-from ksieve.backends.cuda.runtime.launch import Launcher
+from ksieve.backends.cuda.runtime.launch import Launcher, kernel_of
 from ksieve.core import call as calls
 from ksieve.core.problem import Problem, inspect
-from ksieve.logits.problem import Request, Statistics
+from ksieve.logits.problem import Kept, Request, Sample, Statistics
 from ksieve.planning import choose, memory
 from ksieve.planning.families import QUEUED
 from ksieve.planning.plan import Plan
 from ksieve.planning.resident import geometry_of
 
-FOLD = struct.Struct("=7Qqif")
-"""`FoldOptions` of kernels/common/options.cuh: temperature, row_k, logsumexp, flags, tokens, logprobs, ranks
+FOLD = struct.Struct("=8Qqif")
+"""`FoldOptions` of kernels/common/options.cuh: temperature, row_k, logsumexp, totals, flags, tokens, logprobs, ranks
 (addresses); tokens_pitch (elements), tokens_of_row; the temperature of every row, where it is no array."""
+
+KEEP = struct.Struct("=13Q2i4f2i")
+"""`Keep` of kernels/logits/keep.cu: positions, values, row_flags, totals, temperature, p, min_p, uniform, tokens,
+probabilities, counts, logprobs, flags (addresses); k, columns; the four numbers of every row; min_p_first, and a
+reserved zero."""
+
+NUMBERS = ("temperature", "p", "min_p", "uniform")
+"""Arguments of one number for each row, or for all rows, in the order of `KEEP`; the defaults change nothing."""
 
 FOLDING = (*QUEUED, "stream_split")
 """Families whose kernels fold: they scan rows, and keep none on chip."""
@@ -58,28 +71,76 @@ def _launcher(plan: Plan, tokens: bool, stream: int) -> Launcher:
 
 def statistics(request: Request, out: Statistics, family: str | None = None) -> None:
     """Enqueue statistics on the current stream; `family`: of the kernel, for tests."""
+    _fold(request, out, None, family)
+
+
+def kept(request: Request, out: Kept, family: str | None = None) -> None:
+    """Enqueue kept sets on the current stream."""
+    _keep(request, out, family)
+
+
+def sample(request: Request, out: Sample, family: str | None = None) -> None:
+    """Enqueue samples on the current stream."""
+    _keep(request, out, family)
+
+
+def _fold(request: Request, out: Statistics, totals: Any, family: str | None) -> None:
+    """Enqueue the selection that fills statistics, and `totals` if it is an array."""
     rows, _ = request.shape
     if not rows:
         return
-    given = {"lengths": request.arrays["lengths"]} if "lengths" in request.arrays else {"lengths": None}
-    call = calls.parse(request.arrays["logits"], given["lengths"], request.k, given=SELECTED)
-    plan = plan_of(call.problem, family)
-    library, index = call.scores.library, plan.problem.device.index
-    stream = arrays.current_stream(library, request.arrays["logits"], index)
-    tokens = request.described.get("tokens")
-    count = tokens.shape[1] if tokens else 0
+    scores, tokens = request.arrays["logits"], request.described.get("tokens")
+    call = calls.parse(scores, request.arrays.get("lengths"), request.k, given=SELECTED)
+    plan, count = plan_of(call.problem, family), tokens.shape[1] if tokens else 0
+    stream = arrays.current_stream(call.scores.library, scores, plan.problem.device.index)
     launcher = _launcher(plan, count > 0, stream)
-    made = {name: inspect(array, name).pointer for name, array in out._asdict().items() if array is not None}
+    made = {name: _address(array) for name, array in out._asdict().items()}
     fold = (
-        *(request.described[name].pointer if name in request.described else 0 for name in ("temperature", "k")),
-        made["logsumexp"], made["flags"], tokens.pointer if tokens else 0, made.get("logprobs", 0),
-        made.get("ranks", 0), tokens.strides[0] if tokens else 0, count, float(request.numbers.get("temperature", 1)),
+        _given(request, "temperature"), _given(request, "k"), made["logsumexp"], _address(totals), made["flags"],
+        _given(request, "tokens"), made["logprobs"], made["ranks"], tokens.strides[0] if tokens else 0, count,
+        float(request.numbers.get("temperature", 1)),
     )  # fmt: skip
     with launcher.driver.activated(launcher.context):
         capturing = launcher.driver.is_capturing(stream)
-        at, owner = workspace_memory(plan, None, stream, capturing, library)
+        at, owner = workspace_memory(plan, None, stream, capturing, call.scores.library)
         if count and plan.family == "stream_split":  # whose parts of a row count there
             launcher.driver.fill_zero(made["ranks"], 4 * rows * count, stream)
         asked = launched(launcher, plan, call, {"out": out.positions, "values": out.values}, 0, 0, at)
         launcher.launch(asked._replace(options=asked.options + fold), stream)
         del owner
+
+
+def _keep(request: Request, out: Kept | Sample, family: str | None) -> None:
+    """Enqueue a selection, and what is kept of it or drawn from it."""
+    (rows, _), k, empty = request.shape, request.k, request.empty
+    best = Statistics(
+        empty("int32", rows, k), empty("", rows, k), empty("float32", rows), None, None, empty("int32", rows)
+    )
+    totals = empty("float64", rows)
+    _fold(request, best, totals, family)
+    if not rows:
+        return
+    made = {name: _address(array) for name, array in out._asdict().items()}
+    columns = inspect(out.tokens, "tokens").shape[1] if isinstance(out, Kept) else 1
+    keep = (
+        *map(_address, (best.positions, best.values, best.flags, totals)),
+        *(_given(request, name) for name in NUMBERS),
+        *(made.get(name, 0) for name in ("tokens", "probabilities", "counts", "logprobs", "flags")),
+        k, columns, *(float(request.numbers.get(name, name != "min_p")) for name in NUMBERS), request.min_p_first, 0,
+    )  # fmt: skip
+    index = request.device.index
+    stream = arrays.current_stream(request.described["logits"].library, request.arrays["logits"], index)
+    arch = architecture(cuda.device_info(index).capability)
+    spec = bare_spec("logits/keep", arch, request.dtype, "largest", threads=32, ctas_per_sm=14, shared=16 * 1024)
+    kernel_of(spec, index, KEEP.size, stream).run(KEEP, keep, rows, stream)
+
+
+def _given(request: Request, name: str) -> int:
+    """Address of an array of the call; 0 if it is not given."""
+    found = request.described.get(name)
+    return found.pointer if found is not None else 0
+
+
+def _address(array: Any) -> int:
+    """Address of a result; 0 of None."""
+    return 0 if array is None else inspect(array, "out").pointer

@@ -93,6 +93,7 @@ struct FoldOptions {
   const float* temperature; // null: usual_temperature for every row
   const int* row_k;         // slots of each row that are used; null: all
   float* logsumexp;
+  double* totals;    // logarithms to base 2 of the sums; null: none
   int* flags;        // FoldFlags
   const int* tokens; // (rows, tokens_of_row), tokens_pitch apart
   float* logprobs;   // (rows, tokens_of_row), without gaps

@@ -494,6 +494,7 @@ __device__ __forceinline__ void finish_fold(const Params& p, const Row& row, boo
   if (threadIdx.x >= 32) return;
   flags = __reduce_or_sync(kFullWarp, flags);
   if (threadIdx.x != 0) return;
+  if (p.fold.totals) p.fold.totals[row.id] = total;
   p.fold.logsumexp[row.id] = static_cast<float>(__dmul_rn(total, kLn2));
   flags |= (state.flags & (kHasNan | kHasInfinity)) | (usable(p, row.id) ? 0 : kIsInvalid);
   p.fold.flags[row.id] = static_cast<int>(flags);

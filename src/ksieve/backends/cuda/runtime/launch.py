@@ -164,7 +164,7 @@ class Kernel:
         self._current = ctypes.c_void_p()
         self._current_ref = ctypes.byref(self._current)
 
-    def run(self, layout: struct.Struct, params: tuple[int, ...], ctas: int, stream: int) -> None:
+    def run(self, layout: struct.Struct, params: tuple[float, ...], ctas: int, stream: int) -> None:
         """Enqueue the kernel with its argument's fields.
 
         Raises `BackendError` if the driver refuses the launch, or reports an error of earlier work.
