@@ -23,7 +23,7 @@ import torch
 
 import ksieve
 import rank_cases
-from gpu import material, runner, served, test_blocks, test_tiles
+from gpu import material, runner, served, test_blocks, test_logits, test_tiles
 from gpu.test_stats import TRACED
 from gpu.variants import ALL, EITHER, MANY_SHORT, VARIANTS, banded, crowded, overflowing, possible, precompile
 from ksieve.planning.families import QUEUED
@@ -206,6 +206,12 @@ def rows_in_tiles() -> int:
     return sum(test_tiles.check_forced(*case) for case in cases)
 
 
+def rows_of_logits() -> int:
+    """Statistics, kept sets and samples in every family; returns how many answers there were."""
+    cases = itertools.product(test_logits.FAMILIES, ("float32", "bfloat16"))
+    return sum(test_logits.check_few(*case) for case in cases)
+
+
 def record_log(log: Path, folder: Path) -> int:
     """Write what each sanitizer's own summary line says; returns how many tools found something or said nothing."""
     found = re.findall(
@@ -234,12 +240,14 @@ def main() -> int:
         rank_kernels()
         rows_of_blocks()
         rows_in_tiles()
+        rows_of_logits()
         return 0
     print(f"ksieve {ksieve.__version__} on {torch.cuda.get_device_name()}")
     print(f"{read_plainly()} plain reads")
     print(f"{rank_kernels()} answers of ranks")
     print(f"{rows_of_blocks()} calls with blocks")
     print(f"{rows_in_tiles()} answers of rows in tiles")
+    print(f"{rows_of_logits()} answers for logits")
     plain = ((name, plan, *inputs(plan), stats) for name, plan, stats in plans())
     failures, launches, last, begin = 0, 0, "", time.perf_counter()
     for name, plan, scores, call, stats in itertools.chain(plain, served_plans()):

@@ -53,6 +53,10 @@ def calls_of(scores, width, seed=0):
     yield {"tokens": tokens, "lengths": lengths, "temperature": temperature}
     own = rng.integers(-1, K + 10, rows).astype(np.int32)
     yield {"k": own, "max_k": K, "tokens": tokens[:, :8].copy(), "temperature": 0.7}
+    allowed = rng.integers(-(1 << 31), 1 << 31, (rows, -(-width // 32) + 1)).astype(np.int32)
+    allowed[::3] &= rng.integers(-(1 << 31), 1 << 31, allowed.shape).astype(np.int32)[::3]
+    allowed[5], allowed[4, :-3] = -1, 0
+    yield {"allowed": allowed, "tokens": tokens, "lengths": lengths}
 
 
 def material_floats(scores):
@@ -154,6 +158,8 @@ def limits_of(scores, width, seed=0):
     yield {"p": 0.9}
     yield {"p": p, "min_p": min_p, "temperature": temperature, "lengths": lengths}
     yield {"p": p, "min_p": min_p, "min_p_first": True}
+    allowed = rng.integers(-(1 << 31), 1 << 31, (rows, -(-width // 32))).astype(np.int32)
+    yield {"p": 0.5, "allowed": allowed}
     yield {"k": rng.integers(-1, K + 10, rows).astype(np.int32), "max_k": K, "min_p": 0.05, "temperature": 2.0}
     yield {"k": 1024, "p": 0.99, "temperature": 3.0}
 
@@ -190,3 +196,89 @@ def test_kept_sets_and_samples_equal_those_of_the_cpu(dtype, tally):
             fill = lambda backend, *rest: backend.sample(*rest)  # noqa: E731
             compare(scores, sample_of, fill, "stream", uniform=drawn, **given)
         tally.add(f"logits-kept-{dtype}", 5 * len(scores), [])
+
+
+def check_few(family, dtype):
+    """Compare a call of each function for the sanitizers; returns how many there were."""
+    width = min(FAMILIES[family]) if family == "stream_split" else 5000
+    scores, count = rows_of(width, dtype), 0
+    for given in calls_of(scores, width):
+        compare(scores, statistics_of, fill_statistics, family, 3, **given)
+        count += 1
+    compare(scores, kept_of(7), lambda backend, *rest: backend.kept(*rest), family, 1, p=0.9, min_p=0.05)
+    uniform = np.linspace(0, 1, len(scores), dtype=np.float32)
+    compare(scores, sample_of, lambda backend, *rest: backend.sample(*rest), family, 1, p=0.9, uniform=uniform)
+    return count + 2
+
+
+needs_cuda = pytest.mark.skipif(HOST, reason="needs the CUDA backend")
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 128_256), (17, 151_936), (200, 128_256), (300, 32_000), (70, 300)])
+def test_vocabularies(rows, width, dtype, tally):
+    """Shapes whose kernel the planner chooses; normal and peaked rows, and rows that decide a route."""
+    rng = np.random.default_rng(width)
+    x = rng.standard_normal((rows, width), dtype=np.float32) * rng.choice(np.float32([0.1, 1, 3, 10]), (rows, 1))
+    x = (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else x.astype(dtype)
+    if rows > 16:
+        x[:17] = rows_of(width, dtype)
+    for given in calls_of(x, width):
+        compare(x, statistics_of, fill_statistics, None, 1, **given)
+    for given in limits_of(x, width):
+        compare(x, kept_of(K), lambda backend, *rest: backend.kept(*rest), None, **given)
+    tally.add(f"logits-vocabularies-{dtype}", rows * 10, [])
+
+
+@needs_cuda
+@pytest.mark.parametrize("seed", range(6))
+def test_random_calls_against_the_oracle(seed, tally, monkeypatch):
+    """The random joint options of the CPU's test, through the public functions."""
+    from contract import test_logits as contract
+
+    back = contract.back
+    monkeypatch.setattr(contract, "back", lambda array: back(array if array is None else array.cpu()))
+    rng, near, calls = np.random.default_rng(seed), 0, 20
+    for _ in range(calls):
+        width = int(rng.choice([1, 33, 200, 1500, 9000]))
+        dtype = str(rng.choice(DTYPES))
+        near += contract.check_call(rng, contract.ROWS, width, int(rng.integers(1, 20)), dtype, tensor)
+    assert near < calls * contract.ROWS // 20
+    tally.add("logits-oracle", calls * contract.ROWS, [])
+
+
+@needs_cuda
+@pytest.mark.parametrize(("rows", "dtype"), [(3, "float32"), (64, "float32"), (300, "bfloat16")])
+def test_graphs(rows, dtype, tally):
+    """Replays on other rows: sums, counters and workspaces begin anew."""
+    width = 40_001
+    held = torch.zeros(rows, width, device="cuda", dtype=getattr(torch, dtype))
+    tokens = torch.randint(width, (rows, 3), device="cuda", dtype=torch.int32)
+    uniform = torch.rand(rows, device="cuda")
+
+    def call():
+        return (
+            logits.statistics(held, K, tokens=tokens), logits.kept(held, K, p=0.9),
+            logits.sample(held, K, p=0.9, uniform=uniform),
+        )  # fmt: skip
+
+    graph, found = runner.captured(call)
+    for seed in range(4):
+        bits = rows_of(width, dtype, seed)[:rows]
+        held[: len(bits)] = tensor(bits)
+        held[len(bits) :].normal_(0, seed + 1)
+        graph.replay()
+        torch.cuda.synchronize()
+        got = [[a.clone() for a in each if a is not None] for each in found]
+        right = [[a for a in each if a is not None] for each in call()]
+        host = held.cpu()
+        own = (
+            logits.statistics(host, K, tokens=tokens.cpu()), logits.kept(host, K, p=0.9),
+            logits.sample(host, K, p=0.9, uniform=uniform.cpu()),
+        )  # fmt: skip
+        for one, other, cpu_one in zip(got, right, own, strict=True):
+            for a, b, c in zip(one, other, [x for x in cpu_one if x is not None], strict=True):
+                assert torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+                assert torch.equal(a.cpu().nan_to_num(7), c.nan_to_num(7))
+        tally.add("logits-graphs", rows, [])

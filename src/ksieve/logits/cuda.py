@@ -6,6 +6,7 @@ A kept set, or a sample, is made of the selection by a second kernel (kernels/lo
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +32,12 @@ KEEP = struct.Struct("=13Q2i4f2i")
 """`Keep` of kernels/logits/keep.cu: positions, values, row_flags, totals, temperature, p, min_p, uniform, tokens,
 probabilities, counts, logprobs, flags (addresses); k, columns; the four numbers of every row; min_p_first, and a
 reserved zero."""
+
+MASK = struct.Struct("=3Q2q2i")
+"""`Mask` of kernels/logits/mask.cu: scores, allowed, out (addresses); their pitches (elements); width, parts."""
+
+MASKED_TOGETHER = 256 * 16
+"""Scores that a CTA of it copies."""
 
 NUMBERS = ("temperature", "p", "min_p", "uniform")
 """Arguments of one number for each row, or for all rows, in the order of `KEEP`; the defaults change nothing."""
@@ -69,28 +76,38 @@ def _launcher(plan: Plan, tokens: bool, stream: int) -> Launcher:
     return Launcher(plan, False, stream, defines=defines_of(plan, tokens), more=FOLD)
 
 
-def statistics(request: Request, out: Statistics, family: str | None = None) -> None:
-    """Enqueue statistics on the current stream; `family`: of the kernel, for tests."""
-    _fold(request, out, None, family)
+def statistics(request: Request, out: Statistics, family: str | None = None, workspace: Any = None) -> None:
+    """Enqueue statistics on the current stream; `family`: of the kernel. `workspace`: of `plan_of_request`."""
+    _fold(request, out, None, family, workspace)
 
 
-def kept(request: Request, out: Kept, family: str | None = None) -> None:
+def kept(request: Request, out: Kept, family: str | None = None, workspace: Any = None) -> None:
     """Enqueue kept sets on the current stream."""
-    _keep(request, out, family)
+    _keep(request, out, family, workspace)
 
 
-def sample(request: Request, out: Sample, family: str | None = None) -> None:
+def sample(request: Request, out: Sample, family: str | None = None, workspace: Any = None) -> None:
     """Enqueue samples on the current stream."""
-    _keep(request, out, family)
+    _keep(request, out, family, workspace)
 
 
-def _fold(request: Request, out: Statistics, totals: Any, family: str | None) -> None:
+def _call(request: Request) -> calls.Call:
+    """The selection of a request."""
+    return calls.parse(request.arrays["logits"], request.arrays.get("lengths"), request.k, given=SELECTED)
+
+
+def plan_of_request(request: Request, family: str | None = None) -> Plan:
+    """Plan of a request with rows."""
+    return plan_of(_call(request).problem, family)
+
+
+def _fold(request: Request, out: Statistics, totals: Any, family: str | None, workspace: Any) -> None:
     """Enqueue the selection that fills statistics, and `totals` if it is an array."""
     rows, _ = request.shape
     if not rows:
         return
-    scores, tokens = request.arrays["logits"], request.described.get("tokens")
-    call = calls.parse(scores, request.arrays.get("lengths"), request.k, given=SELECTED)
+    request = _masked(request) if "allowed" in request.arrays else request
+    scores, tokens, call = request.arrays["logits"], request.described.get("tokens"), _call(request)
     plan, count = plan_of(call.problem, family), tokens.shape[1] if tokens else 0
     stream = arrays.current_stream(call.scores.library, scores, plan.problem.device.index)
     launcher = _launcher(plan, count > 0, stream)
@@ -102,7 +119,7 @@ def _fold(request: Request, out: Statistics, totals: Any, family: str | None) ->
     )  # fmt: skip
     with launcher.driver.activated(launcher.context):
         capturing = launcher.driver.is_capturing(stream)
-        at, owner = workspace_memory(plan, None, stream, capturing, call.scores.library)
+        at, owner = workspace_memory(plan, workspace, stream, capturing, call.scores.library)
         if count and plan.family == "stream_split":  # whose parts of a row count there
             launcher.driver.fill_zero(made["ranks"], 4 * rows * count, stream)
         asked = launched(launcher, plan, call, {"out": out.positions, "values": out.values}, 0, 0, at)
@@ -110,14 +127,14 @@ def _fold(request: Request, out: Statistics, totals: Any, family: str | None) ->
         del owner
 
 
-def _keep(request: Request, out: Kept | Sample, family: str | None) -> None:
+def _keep(request: Request, out: Kept | Sample, family: str | None, workspace: Any) -> None:
     """Enqueue a selection, and what is kept of it or drawn from it."""
     (rows, _), k, empty = request.shape, request.k, request.empty
     best = Statistics(
         empty("int32", rows, k), empty("", rows, k), empty("float32", rows), None, None, empty("int32", rows)
     )
     totals = empty("float64", rows)
-    _fold(request, best, totals, family)
+    _fold(request, best, totals, family, workspace)
     if not rows:
         return
     made = {name: _address(array) for name, array in out._asdict().items()}
@@ -128,11 +145,28 @@ def _keep(request: Request, out: Kept | Sample, family: str | None) -> None:
         *(made.get(name, 0) for name in ("tokens", "probabilities", "counts", "logprobs", "flags")),
         k, columns, *(float(request.numbers.get(name, name != "min_p")) for name in NUMBERS), request.min_p_first, 0,
     )  # fmt: skip
-    index = request.device.index
-    stream = arrays.current_stream(request.described["logits"].library, request.arrays["logits"], index)
+    _launch(request, "keep", KEEP, keep, rows, threads=32, ctas_per_sm=14, shared=16 * 1024)
+
+
+def _masked(request: Request) -> Request:
+    """Copy the logits of a request, with -inf where the bitmask has none."""
+    (rows, width), own, allowed = request.shape, request.described["logits"], request.described["allowed"]
+    copy, parts = request.empty("", rows, width), -(-width // MASKED_TOGETHER)
+    described = inspect(copy, "logits")
+    pitches = own.strides[0] if rows > 1 else width, allowed.strides[0]
+    mask = own.pointer, allowed.pointer, described.pointer, *pitches, width, parts
+    _launch(request, "mask", MASK, mask, rows * parts, threads=256, ctas_per_sm=8, shared=0)
+    rest = {name: array for name, array in request.arrays.items() if name != "allowed"}
+    return replace(request, arrays=rest | {"logits": copy}, described={**request.described, "logits": described})
+
+
+def _launch(request: Request, name: str, layout: struct.Struct, params: Any, ctas: int, **shape: int) -> None:
+    """Enqueue a kernel of kernels/logits without a plan."""
+    index, logits = request.device.index, request.arrays["logits"]
+    stream = arrays.current_stream(request.described["logits"].library, logits, index)
     arch = architecture(cuda.device_info(index).capability)
-    spec = bare_spec("logits/keep", arch, request.dtype, "largest", threads=32, ctas_per_sm=14, shared=16 * 1024)
-    kernel_of(spec, index, KEEP.size, stream).run(KEEP, keep, rows, stream)
+    spec = bare_spec(f"logits/{name}", arch, request.dtype, "largest", **shape)
+    kernel_of(spec, index, layout.size, stream).run(layout, params, ctas, stream)
 
 
 def _given(request: Request, name: str) -> int:
