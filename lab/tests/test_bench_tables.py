@@ -52,6 +52,7 @@ RUNS = {
 ELSEWHERE = {
     "blocks", "blocks-cpu", "blocks-rows", "blocks-rows-cpu", "engines", "engines-first", "ranks", "ranks-rows",
     "ranks-cuda", "ranks-rows-cuda", "ranks-predict", "ablation", "chain", "chain-deepgemm", "regress",
+    "logits",
 }  # fmt: skip
 
 

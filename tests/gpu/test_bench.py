@@ -157,6 +157,15 @@ def test_the_ablations_run_and_every_answer_is_exact():
     assert wave["recovery_us"] > wave["rescue_us"] > 0
 
 
+def test_logits():
+    for shape in payload("logits", shapes="3x40000:50,300x32000:20", rounds=1)["results"]["shapes"]:
+        for name, facts in shape["selectors"].items():
+            assert facts["median_us"] > 0 and facts["exact"] is (None if name.startswith("torch") else True), (
+                name,
+                facts,
+            )
+
+
 def test_a_kernel_that_is_compiled_again_is_reported_again():
     """Beside a driver, NVRTC may find the machine code in its cache, of which it has no report."""
     spec = kernel_spec(ksieve.plan(rows=4, width=1024, k=16, device="cuda"))

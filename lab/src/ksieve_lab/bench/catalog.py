@@ -18,6 +18,7 @@ from ksieve_lab.bench import (
     first_calls,
     gpu,
     layer,
+    logits,
     options,
     rank_model,
     ranks,
@@ -137,6 +138,12 @@ BENCHES = (
         _GPU, name="layer", line="A decode layer: indexer, selection and consumer, with and without overlap.",
         stem="gpu-layer", shapes=layer.SHAPES, only=None, scores=None, peers=None, figures=False,
         measure=partial(gpu.by_case, results=segments.results, measure=layer.measure, plans=layer.plans),
+    ),
+    replace(
+        _GPU, name="logits", line="Statistics, kept sets and samples beside plain selections and PyTorch.",
+        cases=logits.cases, stem="gpu-logits", shapes=logits.SHAPES, reader=shape_lists.matrices_and_k,
+        measure=partial(gpu.by_case, results=logits.results, measure=logits.measure, plans=lambda case, here: ()),
+        only=None, k=None, scores=None, peers=None, dtype="float32,bfloat16", several=True, figures=False,
     ),
     replace(
         _GPU, name="regress", line="A fixed set of calls against an earlier result of the same card: --against FILE.",
