@@ -23,6 +23,8 @@ from ksieve.planning import choose, memory
 from ksieve.planning.families import QUEUED
 from ksieve.planning.plan import Plan
 from ksieve.planning.resident import geometry_of
+from ksieve.planning.shapes import Geometry
+from ksieve.planning.switch_points import SEGMENT
 
 FOLD = struct.Struct("=8Qqif")
 """`FoldOptions` of kernels/common/options.cuh: temperature, row_k, logsumexp, totals, flags, tokens, logprobs, ranks
@@ -45,6 +47,9 @@ NUMBERS = ("temperature", "p", "min_p", "uniform")
 FOLDING = (*QUEUED, "stream_split")
 """Families whose kernels fold: they scan rows, and keep none on chip."""
 
+SPLIT = Geometry(512, 1, stages=12)
+"""Launch shape where CTAs share a row, if shared memory suffices: in the usual one the fold would spill."""
+
 SELECTED = {"sorted": "value", "tie_break": "low", "values": True}
 """Options of the selection."""
 
@@ -53,12 +58,13 @@ SELECTED = {"sorted": "value", "tie_break": "low", "values": True}
 def plan_of(asked: Problem, family: str | None = None) -> Plan:
     """Plan of a checked problem: the planner's, of a family that folds."""
     device = cuda.device_info(asked.device.index)
-    plan = choose.choose(asked, device, family=family)
+    few = 2 * asked.rows <= device.sm_count and asked.width >= 2 * SEGMENT  # a CTA folds slower than it selects
+    plan = choose.choose(asked, device, family=family or ("stream_split" if few else None))
     if plan.family not in FOLDING:
         plan = choose.choose(asked, device, family="stream")
     if plan.family != "stream_split":
         return plan
-    shape = geometry_of(device, plan.family, True)  # the fold would spill in the usual one
+    shape = SPLIT if device.shared_per_block > 160 * 1024 else geometry_of(device, plan.family, True)
     storage = memory.storage_of(asked, device, shape, plan.family, plan.policy)
     return memory.plan_of(
         asked, device, plan.family, plan.policy, shape, storage, ctas=plan.ctas, per_row=plan.splits, reason=plan.reason
@@ -67,8 +73,9 @@ def plan_of(asked: Problem, family: str | None = None) -> Plan:
 
 def defines_of(plan: Plan, tokens: bool = False) -> dict[str, int]:
     """Defines of a plan's kernel besides its own."""
-    large = tokens or plan.problem.dtype != "float32"  # the fold of larger batches would spill
-    return {"KSIEVE_FOLD": 1 + tokens} | ({"KSIEVE_BATCHES": plan.stages} if large else {})
+    # In 64 registers, the fold of larger batches would spill.
+    single = (tokens or plan.problem.dtype != "float32") and plan.threads * plan.ctas_per_sm > 512
+    return {"KSIEVE_FOLD": 1 + tokens} | ({"KSIEVE_BATCHES": plan.stages} if single else {})
 
 
 @lru_cache(maxsize=4096)
