@@ -45,6 +45,7 @@ def calls_of(scores, width, seed=0):
     best = np.argsort(-np.nan_to_num(material_floats(scores), nan=-np.inf), 1)[:, : K + 10]
     tokens = rng.integers(-1, width + 1, (rows, 20)).astype(np.int32)
     tokens[:, :10] = np.take_along_axis(best, rng.integers(0, K + 10, (rows, 10)), 1)
+    tokens[:, 1:4] = rng.integers(0, 30, (rows, 3))  # of short rows too
     lengths = rng.integers(0, width + 9, rows).astype(np.int32)
     lengths[[0, 3, 5]] = 30, 0, min(700, width)
     temperature = rng.choice(np.float32([0.01, 0.5, 0.7, 1, 1 / 1.4426950, 2.88539, 3, 100, 0, np.nan]), rows)

@@ -507,6 +507,7 @@ __device__ __forceinline__ void fold_short(const Params& p, const Row& row) {
   __syncthreads(); // thread 0 cleared the state, for all
   note_references(p, row);
   wait_for_references(p, row, false);
+  if (threadIdx.x == 0) FoldState::of_row().counted = 0; // by no scan
   finish_fold(p, row, false);
 }
 
