@@ -192,7 +192,7 @@ def test_kept_sets_and_samples_equal_those_of_the_cpu(dtype, tally):
         for capacity in (7, K, K + 9):
             compare(scores, kept_of(capacity), lambda backend, *rest: backend.kept(*rest), "stream", 3, **given)
         uniform = rng.random(len(scores), np.float32)
-        uniform[:3] = 0, 1, np.nan
+        uniform[:3], uniform[8:10] = (0, 1, np.nan), 1  # rows 8 and 9 have weights of 0
         for drawn in (uniform, 0.5):
             fill = lambda backend, *rest: backend.sample(*rest)  # noqa: E731
             compare(scores, sample_of, fill, "stream", uniform=drawn, **given)

@@ -90,7 +90,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     if (lane == 0) k.counts[row] = count;
   } else {
     const double drawn = __dmul_rn(uniform, total);
-    const int slot = min(count_of(count, [&](int i) { return sums[i] <= drawn; }), count - 1);
+    const int last = count_of(count, [&](int i) { return weights[i] > 0; }) - 1;
+    const int slot = min(count_of(count, [&](int i) { return sums[i] <= drawn; }), last);
     const double scaled = slot < 0 ? 0.0 : __dmul_rn(widen(values[slot]), factor);
     const double logprob = __dmul_rn(__dadd_rn(scaled, -k.totals[row]), kLn2);
     if (lane == 0) k.tokens[row] = slot < 0 ? -1 : positions[slot];
