@@ -26,7 +26,7 @@ def statistics(
     ----------
     logits : array, shape (rows, width)
         float32, float16 or bfloat16; NumPy or PyTorch. Rows are contiguous, with any pitch of at least the width,
-        which is at most 2,097,152. A NumPy uint16 array is read as bfloat16 bits.
+        which is at most 524,288. A NumPy uint16 array is read as bfloat16 bits.
     k : int, or array of int32, shape (rows,)
         Slots per row. An array gives every row its own k of at least 1, clamped to `max_k`.
     max_k : int

@@ -19,7 +19,7 @@ from ksieve.core.leading import contiguous
 from ksieve.core.table import INTEGERS
 from ksieve.model import logits as model
 
-MAX_WIDTH = 1 << 21
+MAX_WIDTH = 1 << 19
 """Widest row: 64 bits hold the sums of so many terms."""
 
 MAX_KEPT = 1024

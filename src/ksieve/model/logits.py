@@ -6,7 +6,7 @@ written out: in float32 with fused multiply-adds, and in float64 with additions,
 **Log-sum-exp.** With C = log2(e) / temperature, the power ``2^(x * C)`` of a score is an integer of 24 bits times a
 power of two (`powers`). Sums of 64-bit integers add the powers, each rounded half up to a unit: no order changes them.
 The greatest score of at most 1,024 positions gives the unit (`reference_positions`). A row is summed again, with the
-unit of its greatest score, if a power is more than 2^20 times above the unit (`sum_row`). So is a row whose scores
+unit that its greatest score gives, if a power is more than 2^20 times above the unit (`sum_row`). So is a row whose scores
 times C reach 2^21, which float32 cannot reduce: its greatest score is first subtracted from all.
 
 **Kept set.** The weights ``2^((x - best) * C)`` are float64, and are added from the best on.
@@ -59,11 +59,12 @@ FEW, GROUPS, GROUP = 1024, 32, 32
 WITHIN = float(1 << 21)
 """From here on exponents are too large for float32: the greatest score of the row is subtracted first."""
 
-ABOVE, NOTHING, FAR = 20, 43, 64
-"""Exponents at most so far above the unit's have terms; those so far below have none; none is taken as farther."""
+HEADROOM, ABOVE, NOTHING, FAR = 3, 20, 46, 64
+"""The unit's exponent is so far above the reference's, where few scores are greater. Exponents at most so far above
+the unit's have terms; those so far below have none; none is taken as farther."""
 
-FRACTION, SHIFT = 41, 19
-"""Near terms are integers times ``2^(unit - 41)``, far terms integers times ``2^(unit - 41 + 19)``."""
+FRACTION, SHIFT = 44, 22
+"""Near terms are integers times ``2^(unit - 44)``, far terms integers times ``2^(unit - 44 + 22)``."""
 
 RANGES = {"temperature": (2.0**-100, 2.0**100), "p": (2.0**-149, 1.0), "min_p": (0.0, 1.0), "uniform": (0.0, 1.0)}
 """Least and most of each number of a row; all are float32, and the least `p` is the first above 0."""
@@ -200,7 +201,7 @@ def _within(score: Any, factor: F32) -> bool:
 
 def _summed(row: F32, score: Any, base: Any, factor: F32) -> list[int] | None:
     """Sums with the unit of a score; None if a power is too far above it."""
-    unit = int(powers(np.array([score - base], np.float32), factor)[1][0])
+    unit = int(powers(np.array([score - base], np.float32), factor)[1][0]) + HEADROOM
     least, most = (np.float32(np.float32(unit) + np.float32(side)) / factor[0] for side in (-FAR, FAR))
     with np.errstate(over="ignore"):
         m, e = powers(np.clip(row - base, least, most), factor)
@@ -208,8 +209,8 @@ def _summed(row: F32, score: Any, base: Any, factor: F32) -> list[int] | None:
     if down.min() < -ABOVE:
         return None
     shift = np.where(down >= 0, np.minimum(down, NOTHING), NOTHING).astype(np.uint64)
-    half = np.uint64(1) << (shift + np.uint64(19))
-    near = ((m.astype(np.uint64) << np.uint64(38)) + half) >> (shift + np.uint64(20))
+    half = np.uint64(1) << (shift + np.uint64(60 - FRACTION))
+    near = ((m.astype(np.uint64) << np.uint64(38)) + half) >> (shift + np.uint64(61 - FRACTION))
     far = np.where(down < 0, m << np.maximum(-down - 1, 0), 0).view(np.uint64)
     sums = [int(np.sum(part).view(np.int64)) for part in (near, far)]
     return [*sums, unit, int(np.float32(base).view(np.int32))]

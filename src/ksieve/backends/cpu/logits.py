@@ -16,7 +16,7 @@ from ksieve.backends.cpu.runner import _reading, _scratch, spread
 from ksieve.backends.cpu.simd import TILE, Int, i32s, i64s, jit, smaller, tile_of, u32s, u64s, valid_mask
 from ksieve.model import logits as model
 from ksieve.model.guess import BLOCK
-from ksieve.model.logits import ABOVE, FAR, FEW, FIELDS, GROUP, GROUPS, NOTHING
+from ksieve.model.logits import ABOVE, FAR, FEW, FIELDS, FRACTION, GROUP, GROUPS, HEADROOM, NOTHING
 
 types = numba.types
 f32s = simd._view(types.float32)
@@ -74,7 +74,7 @@ def _sum_step(tile: Int, count: Int, base: Float, high: Float, low: Float, unit:
         down = np.int32(unit - exponent)
         nearest = down if down < nearest else nearest
         below = np.uint32(down) if np.uint32(down) < np.uint32(NOTHING) else np.uint32(NOTHING)
-        downs[i], shifts[i] = down, np.uint32(below + np.uint32(19))
+        downs[i], shifts[i] = down, np.uint32(below + np.uint32(60 - FRACTION))
         mantissas[i] = np.uint32(np.int32(bits & np.int32(0x7FFFFF)) | np.int32(0x800000))
     for i in range(count):
         doubled = (np.uint64(mantissas[i]) << np.uint64(38)) >> np.uint64(shifts[i])
@@ -148,7 +148,7 @@ def sum_rows(
             first = g * (length - group) // (GROUPS - 1)
             score = _greatest(row, first, first + group, size, convert, score, memory)
         within = abs(score * high) < _WITHIN
-        unit = _power(score if within else base, high, low)[1]
+        unit = np.int32(_power(score if within else base, high, low)[1] + HEADROOM)
         near, far, nearest, nan = _sum_row(
             row, length, size, convert, base, high, low, unit, tokens, keys + its, places + its, ranks + its, memory
         )
@@ -157,7 +157,7 @@ def sum_rows(
             score = _greatest(row, 0, length, size, convert, -_INFINITY, memory)
             if abs(score) < _INFINITY:
                 base = base if abs(score * high) < _WITHIN else score
-                unit = _power(score - base, high, low)[1]
+                unit = np.int32(_power(score - base, high, low)[1] + HEADROOM)
                 near, far, nearest, nan = _sum_row(
                     row, length, size, convert, base, high, low, unit, 0, 0, 0, 0, memory
                 )

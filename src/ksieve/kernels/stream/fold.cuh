@@ -1,8 +1,8 @@
 // What the first scan of a row folds besides its selection: the log-sum-exp (model/logits.py), with KSIEVE_FOLD.
 // Powers of two are added as integers, so that every order, split and batch gives the same bytes.
 //   1. 1,024 reference positions give the unit of the sums, before the scan
-//   2. each thread adds its scores' powers to one double, whose last place is the unit: the sum's rounding makes
-//      integers of them. Scores above the reference are rare, and are added to a second sum in shared memory
+//   2. each thread adds its scores' powers to a double whose last place is the unit: the sum's rounding makes integers
+//      of them. Scores above the unit are rare, and are added to a second sum in shared memory
 //   3. the last CTA of the row joins the sums. A row with a score far above its reference is summed again
 #pragma once
 #include "common/doubles.cuh"
@@ -35,12 +35,12 @@ enum FoldFlags : u32 {
 };
 
 constexpr float kRound = 12582912.0f; // 1.5 * 2^23: what is added to it is rounded to an integer
-constexpr int kFraction = 41;         // powers are below 2^(kFraction + 1) units
-constexpr int kMostTerms = 512;       // of a sum in a double
-constexpr int kAbove = 20;            // most that an exponent may be above the reference's
+constexpr int kHeadroom = 3;          // of the unit's exponent above the reference's
+constexpr int kFraction = 44;         // near powers are below 2^(kFraction + 1) units
+constexpr int kAbove = 20;            // most that an exponent may be above the unit's
 constexpr float kWithin = 2097152.0f; // scores whose exponents are larger are reduced first
 constexpr int kReferences = 1024;
-constexpr int kBias = 1023 - 127 + kFraction; // of the exponent of a double, if the reference's exponent is 0
+constexpr int kBias = 1023 - 127 + kFraction; // of the exponent of a double, if the unit's exponent is 0
 
 using SharedBits = Choose<sizeof(Score) == 2, unsigned short, int>::Type;
 constexpr int kTokensTogether = 16; // tokens of a row that are ranked together
@@ -54,8 +54,8 @@ struct Token {
 
 // State of a row in shared memory, where no row is described.
 struct alignas(16) FoldState {
-  u64 sum;       // of powers up to the reference's exponent, in units
-  u64 above;     // of the others, in units * 2^19
+  u64 sum;       // of powers up to the unit's exponent, in units
+  u64 above;     // of the others, in units * 2^22
   float high;    // log2(e) / temperature
   float low;     // what its rounding left
   float base;    // what scores are reduced by, before they are scaled
@@ -86,13 +86,13 @@ __device__ __forceinline__ float greatest_of(const Raw (&raw)[kBatch]) {
 struct Fold {
   static constexpr u32 kNothing = 0xffffffffu, kNoSum = 0x7fffffffu; // NaN: nothing is folded, or only tokens are
 
-  double sum;
+  u64 units;     // sum of the thread's powers
   float factor;  // FoldState::high
   float rest;    // FoldState::low
   float magic;   // kRound, and what the double's exponent has besides the power's: an even number, as kRound is
   float lowest;  // lower scores count as this one, whose power is rounded to 0
-  float highest; // scores up to this one are not above the reference; kNothing or kNoSum
-  int terms;     // twice their number since the last flush, and 1 if `magic` lacks 1: the sum then has half the unit
+  float highest; // scores up to this one are not above the unit; kNothing or kNoSum
+  u32 zero;      // upper word of a double whose last place is a unit; its lower word is 0
 
   // Call behind the barrier after the reference, or not `folds`.
   __device__ __forceinline__ explicit Fold(bool folds) {
@@ -101,9 +101,9 @@ struct Fold {
     rest = state.low;
     const int unit = unit_of_row();
     const int bias = kBias - unit;
-    terms = bias & 1;
-    magic = kRound + static_cast<float>(bias - terms);
-    sum = zero();
+    magic = kRound + static_cast<float>(bias & ~1);
+    zero = 0x43380000 - ((bias & 1) << 20); // half the unit, if `magic` lacks 1
+    units = 0;
     const float inverse = __fdividef(1.0f, factor);
     const float limit = static_cast<float>(unit + 1);
     lowest = static_cast<float>(unit - 64) * inverse;
@@ -118,14 +118,11 @@ struct Fold {
     return fabsf((score_of_key(state.reference) - state.base) * state.high) < kWithin;
   }
 
-  // Returns the exponent of the reference's power, which the unit is 2^-kFraction times the power of.
+  // Returns the exponent of the unit: a unit is 2^-kFraction times its power.
   __device__ __forceinline__ static int unit_of_row() {
     const FoldState& state = FoldState::of_row();
-    return power_of(score_of_key(state.reference) - state.base, state.high, state.low, kRound).exponent();
+    return power_of(score_of_key(state.reference) - state.base, state.high, state.low, kRound).exponent() + kHeadroom;
   }
-
-  // Returns an empty sum: one more of its last place is one more unit.
-  __device__ __forceinline__ double zero() const { return __hiloint2double(0x43380000 - ((terms & 1) << 20), 0); }
 
   // The power of a score: a float in [0.7, 1.42), times a power of two whose exponent is added to `magic`.
   struct Power {
@@ -149,14 +146,19 @@ struct Fold {
     return {__float_as_uint(power), __float_as_uint(rounded)};
   }
 
-  // Adds a score that is not above the reference. The last bit of the power in a double decides halves upwards.
-  __device__ __forceinline__ void add(float score) {
+  // Returns a sum to which `add` adds a few scores that are not above the unit, and `keep` keeps.
+  __device__ __forceinline__ double empty() const { return __hiloint2double(static_cast<int>(zero), 0); }
+  __device__ __forceinline__ void keep(double sum) {
+    units += __double_as_longlong(sum) - (static_cast<u64>(zero) << 32);
+  }
+  // The last bit of the power in a double decides halves upwards.
+  __device__ __forceinline__ void add(double& sum, float score) const {
     const Power power = power_of(fmaxf(score, lowest), factor, rest, magic);
     const u32 high = (power.rounded << 20) + (power.bits >> 3);
     sum += __hiloint2double(static_cast<int>(high), static_cast<int>(power.bits << 29 | 1));
   }
 
-  // Takes a score that is above the reference, or no number. Returns whether there was such a score.
+  // Takes a score that is above the unit, or no number. Returns whether there was such a score.
   __device__ __forceinline__ bool take(float score) const {
     FoldState& state = FoldState::of_row();
     if (!(score < infinity())) {
@@ -174,15 +176,15 @@ struct Fold {
     return true;
   }
 
-  // Moves the thread's sum to the row's. Call by whole warps.
-  __device__ __forceinline__ void flush() {
-    const u64 units = __double_as_longlong(sum) - __double_as_longlong(zero());
-    constexpr int kHalf = 26;
-    const u64 low = __reduce_add_sync(kFullWarp, static_cast<u32>(units) & ((1u << kHalf) - 1));
-    const u64 high = __reduce_add_sync(kFullWarp, static_cast<u32>(units >> kHalf));
-    if ((threadIdx.x & 31) == 0) atomicAdd(&FoldState::of_row().sum, (high << kHalf) + low);
-    sum = zero();
-    terms &= 1;
+  // Adds the thread's sum to the row's. Call by whole warps.
+  __device__ __forceinline__ void finish() const {
+    constexpr int kPart = 22; // bits that 32 lanes add in 32
+    u64 total = 0;
+#pragma unroll
+    for (int bit = 0; bit < 64; bit += kPart)
+      total += static_cast<u64>(__reduce_add_sync(kFullWarp, static_cast<u32>(units >> bit) & ((1u << kPart) - 1)))
+               << bit;
+    if ((threadIdx.x & 31) == 0) atomicAdd(&FoldState::of_row().sum, total);
   }
 
   __device__ __forceinline__ u32 counted() const {
@@ -232,11 +234,12 @@ struct Fold {
       for (int i = 0; !kTokens && i < kScores; ++i)
         if (taken >> i & 1) Stored::put(raw[i / kVector], i % kVector, kWorstBits);
     }
+    double sums[2] = {empty(), empty()};
 #pragma unroll
     for (int i = 0; i < kScores; ++i)
-      add(unpack(raw[i / kVector], i % kVector));
-    terms += 2 * kScores;
-    if (unlikely(terms > 2 * (kMostTerms - kScores))) flush();
+      add(sums[i % 2], unpack(raw[i / kVector], i % kVector));
+    keep(sums[0]);
+    keep(sums[1]);
   }
 
   // Adds one score, or none. Call by whole warps.
@@ -251,9 +254,10 @@ struct Fold {
   __device__ __forceinline__ void add_one(float score, bool valid) {
     if (highest != highest) return;
     if (valid && !(score <= highest) && take(score)) valid = false;
-    if (valid) add(score);
-    terms += 2;
-    if (terms >= 2 * kMostTerms) flush();
+    if (!valid) return;
+    double sum = empty();
+    add(sum, score);
+    keep(sum);
   }
 };
 
@@ -275,7 +279,7 @@ template <class Visitor> struct Folding : Visitor {
   }
   __device__ __forceinline__ void finish() {
     Visitor::finish();
-    fold.flush();
+    fold.finish();
   }
 };
 
@@ -418,7 +422,7 @@ __device__ __noinline__ void fold_whole(const Score* scores, int length) {
     const int at = first + static_cast<int>(threadIdx.x);
     fold.add_one(at < length ? widen(scores[at]) - base : 0.0f, at < length);
   }
-  fold.flush();
+  fold.finish();
   __syncthreads(); // every thread's sum is the row's
 }
 
@@ -450,7 +454,7 @@ __device__ __forceinline__ double log2_of_row(double factor) {
   if (state.flags & kHasNan) return __longlong_as_double(-1);
   if (state.flags & kHasInfinity) return __longlong_as_double(0x7ff0000000000000ll);
   if ((state.sum | state.above) == 0) return __longlong_as_double(0xfff0000000000000ll);
-  const double sum = __dadd_rn(__ull2double_rn(state.sum), __dmul_rn(__ull2double_rn(state.above), 0x1p19));
+  const double sum = __dadd_rn(__ull2double_rn(state.sum), __dmul_rn(__ull2double_rn(state.above), 0x1p22));
   const double found = __dadd_rn(log2_of(sum), static_cast<double>(Fold::unit_of_row() - kFraction));
   return __dadd_rn(found, __dmul_rn(static_cast<double>(state.base), factor));
 }
