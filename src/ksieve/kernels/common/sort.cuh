@@ -35,6 +35,25 @@ template <class T> __device__ __forceinline__ void merge_in_registers(T (&v)[kPe
   }
 }
 
+// Puts each of at most kThreads elements where as many are less. Call by all threads; starts and ends with a barrier.
+template <class T> __device__ __forceinline__ void rank_area(T* area, int n) {
+  const int own = static_cast<int>(threadIdx.x);
+  T mine = {};
+  int rank = 0;
+  __syncthreads(); // every element is there
+  if (own < n) {
+    mine = area[own];
+#pragma unroll 4
+    for (int i = 0; i < n; ++i) {
+      const T other = area[i];
+      rank += other < mine || (i < own && !(mine < other));
+    }
+  }
+  __syncthreads(); // every element is ranked
+  if (own < n) area[rank] = mine;
+  __syncthreads(); // every element has its place, for all threads
+}
+
 // Sorts n elements, ascending, by a bitonic sort; n is a power of two and at least kSortChunk. Call by all threads;
 // starts and ends with a barrier.
 template <class T> __device__ __forceinline__ void sort_area(T* area, int n) {

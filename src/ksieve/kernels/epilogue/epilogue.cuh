@@ -303,7 +303,11 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
         for (int b = 0; b < kInFlight; ++b)
           if (first + b * kThreads < n) area[first + b * kThreads] = sortable(row, index[b]);
       }
-      sort_area(area, n);
+      if (selected <= min(kSortChunk, kThreads)) { // one warp alone would sort them, in several times the instructions
+        rank_area(area, selected);
+      } else {
+        sort_area(area, n);
+      }
     }
     if constexpr (kExpand) return write_expanded<kOwners>(p, row, selected, area);
     write_slots<kOwners>(p, row, selected, area);
