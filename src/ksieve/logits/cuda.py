@@ -71,16 +71,16 @@ def plan_of(asked: Problem, family: str | None = None) -> Plan:
     )
 
 
-def defines_of(plan: Plan, tokens: bool = False) -> dict[str, int]:
+def defines_of(plan: Plan) -> dict[str, int]:
     """Defines of a plan's kernel besides its own."""
     # In 64 registers, the fold of larger batches would spill.
-    single = (tokens or plan.problem.dtype != "float32") and plan.threads * plan.ctas_per_sm > 512
-    return {"KSIEVE_FOLD": 1 + tokens} | ({"KSIEVE_BATCHES": plan.stages} if single else {})
+    single = plan.problem.dtype != "float32" and plan.threads * plan.ctas_per_sm > 512
+    return {"KSIEVE_FOLD": 1} | ({"KSIEVE_BATCHES": plan.stages} if single else {})
 
 
 @lru_cache(maxsize=4096)
-def _launcher(plan: Plan, tokens: bool, stream: int) -> Launcher:
-    return Launcher(plan, False, stream, defines=defines_of(plan, tokens), more=FOLD)
+def _launcher(plan: Plan, stream: int) -> Launcher:
+    return Launcher(plan, False, stream, defines=defines_of(plan), more=FOLD)
 
 
 def statistics(request: Request, out: Statistics, family: str | None = None, workspace: Any = None) -> None:
@@ -117,7 +117,7 @@ def _fold(request: Request, out: Statistics, totals: Any, family: str | None, wo
     scores, tokens, call = request.arrays["logits"], request.described.get("tokens"), _call(request)
     plan, count = plan_of(call.problem, family), tokens.shape[1] if tokens else 0
     stream = arrays.current_stream(call.scores.library, scores, plan.problem.device.index)
-    launcher = _launcher(plan, count > 0, stream)
+    launcher = _launcher(plan, stream)
     made = {name: _address(array) for name, array in out._asdict().items()}
     fold = (
         _given(request, "temperature"), _given(request, "k"), made["logsumexp"], _address(totals), made["flags"],
@@ -127,8 +127,6 @@ def _fold(request: Request, out: Statistics, totals: Any, family: str | None, wo
     with launcher.driver.activated(launcher.context):
         capturing = launcher.driver.is_capturing(stream)
         at, owner = workspace_memory(plan, workspace, stream, capturing, call.scores.library)
-        if count and plan.family == "stream_split":  # whose parts of a row count there
-            launcher.driver.fill_zero(made["ranks"], 4 * rows * count, stream)
         asked = launched(launcher, plan, call, {"out": out.positions, "values": out.values}, 0, 0, at)
         launcher.launch(asked._replace(options=asked.options + fold), stream)
         del owner

@@ -6,8 +6,8 @@ written out: in float32 with fused multiply-adds, and in float64 with additions,
 **Log-sum-exp.** With C = log2(e) / temperature, the power ``2^(x * C)`` of a score is an integer of 24 bits times a
 power of two (`powers`). Sums of 64-bit integers add the powers, each rounded half up to a unit: no order changes them.
 The greatest score of at most 1,024 positions gives the unit (`reference_positions`). A row is summed again, with the
-unit that its greatest score gives, if a power is more than 2^20 times above the unit (`sum_row`). So is a row whose scores
-times C reach 2^21, which float32 cannot reduce: its greatest score is first subtracted from all.
+unit that its greatest score gives, if a power is more than 2^20 times above the unit (`sum_row`). So is a row whose
+scores times C reach 2^21, which float32 cannot reduce: its greatest score is first subtracted from all.
 
 **Kept set.** The weights ``2^((x - best) * C)`` are float64, and are added from the best on.
 """

@@ -54,11 +54,6 @@ KSIEVE_REREAD(u32, cta_in_cluster, "cluster_ctarank")
 #else
 #define KSIEVE_RANKS __device__ __forceinline__
 #endif
-#if KSIEVE_DTYPE // 16-bit scores
-#define KSIEVE_RANK_OTHERS __device__ __noinline__
-#else
-#define KSIEVE_RANK_OTHERS __device__ __forceinline__
-#endif
 
 // ---- What registers suffice for: elsewhere ptxas would spill --------------------------------------------------------
 

@@ -33,8 +33,7 @@ constexpr bool kExpand = KSIEVE_OPTION(KSIEVE_EXPAND);       // entries stand fo
 constexpr bool kTail = KSIEVE_OPTION(KSIEVE_TAIL);           // positions behind the last whole entry are written
 constexpr bool kPositions = KSIEVE_OPTION(KSIEVE_POSITIONS); // scores have positions of their own: common/positions.cuh
 constexpr bool kWritesValues = KSIEVE_OPTION(KSIEVE_VALUES); // the scores of slots are written too
-constexpr bool kFold = KSIEVE_OPTION(KSIEVE_FOLD); // rows are folded while they are scanned: stream/fold.cuh
-constexpr bool kTokens = KSIEVE_OPTION(KSIEVE_FOLD) > 1; // and tokens are ranked
+constexpr bool kFold = KSIEVE_OPTION(KSIEVE_FOLD);           // rows are folded while they are scanned: stream/fold.cuh
 enum class Order { kAny, kValue, kIndex };
 constexpr Order kOrder = static_cast<Order>(KSIEVE_OPTION(KSIEVE_ORDER));
 constexpr bool kSorts = kOrder != Order::kAny; // slots are sorted, where the next row's copies would lie
@@ -97,7 +96,7 @@ struct FoldOptions {
   int* flags;        // FoldFlags
   const int* tokens; // (rows, tokens_of_row), tokens_pitch apart
   float* logprobs;   // (rows, tokens_of_row), without gaps
-  int* ranks;        // the same; zero in front of stream/split.cu
+  int* ranks;        // the same
   i64 tokens_pitch;
   int tokens_of_row;
   float usual_temperature;

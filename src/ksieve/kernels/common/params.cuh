@@ -53,7 +53,8 @@ struct Params {
   Leading leading[kArrays];
 #endif
 };
-static_assert(sizeof(Params) == Params::kBytes + kFoldBytes + kLeadingBytes, "the host packs 96 bytes, and what follows them");
+static_assert(sizeof(Params) == Params::kBytes + kFoldBytes + kLeadingBytes,
+              "the host packs 96 bytes, and what follows them");
 
 constexpr bool kBulkCopies = __CUDA_ARCH__ >= 900; // resident rows are copied by bulk asynchronous copies
 

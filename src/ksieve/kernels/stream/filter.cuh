@@ -71,12 +71,10 @@ __device__ __forceinline__ u32 take_bit(u32& bits) {
   return bit;
 }
 
-// Returns the shared address of a bit's score; `ring`: the batch's in the ring.
-__device__ __forceinline__ u32 shared_of_bit(u32 ring, u32 bit) {
-  return ring + bit * sizeof(Score) + bit / kVector * (kStageBytes - 16);
-}
+// Returns the score of a bit from `ring`, the batch's shared address in the ring.
 __device__ __forceinline__ float read_back(u32 ring, u32 bit) {
-  return widen(load_shared<Score>(shared_of_bit(ring, bit)));
+  u32 at = ring + bit * sizeof(Score) + bit / kVector * (kStageBytes - 16);
+  return widen(load_shared<Score>(at));
 }
 
 // Appends the scores of some bits to the list, for a whole warp: one reservation, and the warp's entries side by side.

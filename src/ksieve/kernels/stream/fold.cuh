@@ -4,6 +4,7 @@
 //   2. each thread adds its scores' powers to a double whose last place is the unit: the sum's rounding makes integers
 //      of them. Scores above the unit are rare, and are added to a second sum in shared memory
 //   3. the last CTA of the row joins the sums. A row with a score far above its reference is summed again
+//   4. better scores than a token's are counted among the candidates, or, if these do not have them all, in a scan
 #pragma once
 #include "common/doubles.cuh"
 #include "common/workspace.cuh"
@@ -15,14 +16,14 @@ template <class Visitor>
 __device__ __forceinline__ void scan_and_fold(const Score* scores, int begin, int end, Visitor& visitor, bool&) {
   scan(scores, begin, end, visitor);
 }
-__device__ __forceinline__ void prefetch_references(const Params&, const Row&) {}
+__device__ __forceinline__ void prefetch_references(const Row&) {}
 __device__ __forceinline__ void begin_fold() {}
-__device__ __forceinline__ void note_references(const Params&, const Row&) {}
-__device__ __forceinline__ void wait_for_references(const Params&, const Row&, bool) {}
+__device__ __forceinline__ void note_references(const Row&) {}
+__device__ __forceinline__ void wait_for_references(const Params&, const Row&) {}
 __device__ __forceinline__ void finish_fold(const Params&, const Row&, bool) {}
 __device__ __forceinline__ void fold_short(const Params&, const Row&) {}
-__device__ __forceinline__ void publish_fold(const Params&, const Row&, RowState*) {}
-__device__ __forceinline__ void join_fold(const Params&, const Row&, RowState*) {}
+__device__ __forceinline__ void publish_fold(RowState*) {}
+__device__ __forceinline__ void join_fold(RowState*) {}
 #else
 // Bits of a row's flags: model/logits.py. kAgain is never written: the row has to be summed again.
 enum FoldFlags : u32 {
@@ -40,29 +41,21 @@ constexpr int kFraction = 44;         // near powers are below 2^(kFraction + 1)
 constexpr int kAbove = 20;            // most that an exponent may be above the unit's
 constexpr float kWithin = 2097152.0f; // scores whose exponents are larger are reduced first
 constexpr int kReferences = 1024;
+constexpr int kTokensTogether = 4;            // tokens of a row that are ranked together
 constexpr int kBias = 1023 - 127 + kFraction; // of the exponent of a double, if the unit's exponent is 0
-
-using SharedBits = Choose<sizeof(Score) == 2, unsigned short, int>::Type;
-constexpr int kTokensTogether = 16; // tokens of a row that are ranked together
-
-// A token of a row, and how many scores are better.
-struct Token {
-  float score; // NaN if it is outside the row's width
-  int place;   // its position; -1 if it has no rank
-  int rank;
-};
 
 // State of a row in shared memory, where no row is described.
 struct alignas(16) FoldState {
   u64 sum;       // of powers up to the unit's exponent, in units
   u64 above;     // of the others, in units * 2^22
-  float high;    // log2(e) / temperature
+  double factor; // log2(e) / temperature
+  double total;  // logarithm to base 2 of the sum
+  float high;    // the factor
   float low;     // what its rounding left
   float base;    // what scores are reduced by, before they are scaled
   u32 reference; // ordered key of the best reference score
   u32 flags;
-  u32 counted; // tokens whose better scores the scan counts, as bits
-  Token tokens[kTokensTogether];
+  u32 better[kTokensTogether]; // scores that are better than a token
   __device__ __forceinline__ static FoldState& of_row() {
     return *reinterpret_cast<FoldState*>(&shared_storage().descriptors[0]);
   }
@@ -84,14 +77,12 @@ __device__ __forceinline__ float greatest_of(const Raw (&raw)[kBatch]) {
 
 // Adds the scores that a thread reads to the sums of the row.
 struct Fold {
-  static constexpr u32 kNothing = 0xffffffffu, kNoSum = 0x7fffffffu; // NaN: nothing is folded, or only tokens are
-
   u64 units;     // sum of the thread's powers
   float factor;  // FoldState::high
   float rest;    // FoldState::low
   float magic;   // kRound, and what the double's exponent has besides the power's: an even number, as kRound is
   float lowest;  // lower scores count as this one, whose power is rounded to 0
-  float highest; // scores up to this one are not above the unit; kNothing or kNoSum
+  float highest; // scores up to this one are not above the unit; NaN: nothing is folded
   u32 zero;      // upper word of a double whose last place is a unit; its lower word is 0
 
   // Call behind the barrier after the reference, or not `folds`.
@@ -108,8 +99,7 @@ struct Fold {
     const float limit = static_cast<float>(unit + 1);
     lowest = static_cast<float>(unit - 64) * inverse;
     highest = (limit - fmaxf(0x1p-14f, fabsf(limit) * 0x1p-21f)) * inverse;
-    if (!within()) highest = __uint_as_float(kNoSum);
-    if (!folds) highest = __uint_as_float(kNothing);
+    if (!folds || !within()) highest = __uint_as_float(kNanKey);
   }
 
   // Returns whether scores up to the reference can be reduced.
@@ -187,35 +177,11 @@ struct Fold {
     if ((threadIdx.x & 31) == 0) atomicAdd(&FoldState::of_row().sum, total);
   }
 
-  __device__ __forceinline__ u32 counted() const {
-    return kTokens && __float_as_uint(highest) != kNothing ? FoldState::of_row().counted : 0;
-  }
-
-  // Counts the scores of a batch that are better than a token; they are read back, for want of registers. Call by
-  // whole warps.
-  __device__ __forceinline__ static void count(Token& token, u32 ring, int first) {
-    u32 better = 0;
-#pragma unroll 1
-    for (u32 bit = 0; bit < kBatch * kVector; ++bit) {
-      const float score = read_back(ring, bit);
-      better += score > token.score || (score == token.score && index_of_bit(bit, first) < token.place);
-    }
-    better = __reduce_add_sync(kFullWarp, better);
-    if ((threadIdx.x & 31) == 0) atomicAdd(&token.rank, static_cast<int>(better));
-  }
-
   // Adds a batch, whose shared address in the ring is `ring`. Call by whole warps.
-  __device__ __forceinline__ void see(Raw (&raw)[kBatch], u32 ring, int first) {
+  __device__ __forceinline__ void see(Raw (&raw)[kBatch], u32 ring) {
     constexpr int kScores = kBatch * kVector;
-    if (!kTokens && highest != highest) return;
-    const float greatest = greatest_of(raw);
-#pragma unroll 1
-    for (u32 left = counted(); left; left &= left - 1) {
-      Token& token = FoldState::of_row().tokens[__ffs(left) - 1];
-      if (__any_sync(kFullWarp, !(greatest < token.score))) count(token, ring, first);
-    }
-    if (kTokens && highest != highest) return;
-    if (unlikely(!(greatest <= highest))) {
+    if (highest != highest) return;
+    if (unlikely(!(greatest_of(raw) <= highest))) {
       u32 high = 0;
       u32 taken = 0;
 #pragma unroll
@@ -223,15 +189,10 @@ struct Fold {
         high |= unpack(raw[i / kVector], i % kVector) <= highest ? 0u : 1u << i;
       while (high) {
         const u32 bit = take_bit(high);
-        if (!take(read_back(ring, bit))) continue;
-        taken |= 1u << bit;
-        if (kTokens) store_shared_at<0>(shared_of_bit(ring, bit), static_cast<SharedBits>(kWorstBits));
+        if (take(read_back(ring, bit))) taken |= 1u << bit;
       }
 #pragma unroll
-      for (int u = 0; kTokens && u < kBatch; ++u)
-        raw[u] = load_shared_words(ring + u * kStageBytes);
-#pragma unroll
-      for (int i = 0; !kTokens && i < kScores; ++i)
+      for (int i = 0; i < kScores; ++i)
         if (taken >> i & 1) Stored::put(raw[i / kVector], i % kVector, kWorstBits);
     }
     double sums[2] = {empty(), empty()};
@@ -242,16 +203,8 @@ struct Fold {
     keep(sums[1]);
   }
 
-  // Adds one score, or none. Call by whole warps.
-  __device__ __forceinline__ void edge(float score, int index, bool valid) {
-#pragma unroll 1
-    for (u32 left = counted(); left; left &= left - 1) {
-      Token& token = FoldState::of_row().tokens[__ffs(left) - 1];
-      if (valid && (score > token.score || (score == token.score && index < token.place))) atomicAdd(&token.rank, 1);
-    }
-    add_one(score, valid);
-  }
-  __device__ __forceinline__ void add_one(float score, bool valid) {
+  // Adds one score, or none.
+  __device__ __forceinline__ void edge(float score, bool valid) {
     if (highest != highest) return;
     if (valid && !(score <= highest) && take(score)) valid = false;
     if (!valid) return;
@@ -271,11 +224,11 @@ template <class Visitor> struct Folding : Visitor {
 #pragma unroll
     for (int u = 0; u < kBatch; ++u)
       own[u] = raw[u];
-    fold.see(own, ring, first);
+    fold.see(own, ring);
   }
   __device__ __forceinline__ void edge(float score, int index, bool valid) {
     Visitor::edge(score, index, valid);
-    fold.edge(score, index, valid);
+    fold.edge(score, valid);
   }
   __device__ __forceinline__ void finish() {
     Visitor::finish();
@@ -290,20 +243,6 @@ __device__ __forceinline__ void scan_and_fold(const Score* scores, int begin, in
   scan(scores, begin, end, both);
 }
 
-// Returns the place of a row's token; -1 of one that it does not have.
-__device__ __forceinline__ int load_place(const Params& p, const Row& row, int number) {
-  if (!kTokens || threadIdx.x >= kTokensTogether || number >= p.fold.tokens_of_row) return -1;
-  const int place = p.fold.tokens[row.id * p.fold.tokens_pitch + number];
-  return static_cast<u32>(place) < static_cast<u32>(p.width) ? place : -1;
-}
-
-// Returns the token at a place.
-__device__ __forceinline__ Token token_at(const Row& row, int place) {
-  if (place < 0) return {__uint_as_float(kNanKey), -1, 0};
-  const float score = place < row.length ? widen(row.scores[place]) : -infinity();
-  return {score, score > -infinity() ? place : -1, 0};
-}
-
 // Returns a reference position: all of a short row's are, else 32 groups of 32 in equal distances.
 __device__ __forceinline__ int reference_at(u32 number, int length) {
   constexpr u32 kLast = kReferences / 32 - 1;
@@ -312,10 +251,9 @@ __device__ __forceinline__ int reference_at(u32 number, int length) {
 }
 
 // Prefetches what note_references loads: held in registers until then, it would be spilled. Call by all threads.
-__device__ __forceinline__ void prefetch_references(const Params& p, const Row& row) {
+__device__ __forceinline__ void prefetch_references(const Row& row) {
   const int at = reference_at(threadIdx.x / 2 * 32 + threadIdx.x % 2 * 31, row.length); // the ends of a group
   if (threadIdx.x < kReferences / 16 && at < row.length) prefetch_to_l2<false>(row.scores + at);
-  if (kTokens && threadIdx.x == kThreads - 1) prefetch_to_l2<false>(p.fold.tokens + row.id * p.fold.tokens_pitch);
 }
 
 // Begins the sums of a row. Call by all threads; a barrier must follow.
@@ -328,16 +266,9 @@ __device__ __forceinline__ void begin_fold() {
   state.flags = 0;
 }
 
-// Returns log2(e) over the temperature of a row.
-__device__ __forceinline__ double factor_of(const Params& p, int id) {
-  const float temperature = p.fold.temperature ? p.fold.temperature[id] : p.fold.usual_temperature;
-  return __ddiv_rn(kLog2e, static_cast<double>(temperature));
-}
-
-// Notes the best reference score of a row, whose sums have begun behind a barrier, and its tokens. Call by all threads;
-// a barrier must follow.
-__device__ __forceinline__ void note_references(const Params& p, const Row& row) {
-  FoldState& state = FoldState::of_row();
+// Notes the best reference score of a row, whose sums have begun behind a barrier. Call by all threads; a barrier must
+// follow.
+__device__ __forceinline__ void note_references(const Row& row) {
   u32 best = kNanKey;
 #pragma unroll
   for (u32 first = 0; first < kReferences; first += kThreads) {
@@ -345,39 +276,18 @@ __device__ __forceinline__ void note_references(const Params& p, const Row& row)
     if (first + threadIdx.x < kReferences && at < row.length) best = min(best, order_key(widen(row.scores[at])));
   }
   best = __reduce_min_sync(kFullWarp, best);
-  if ((threadIdx.x & 31) == 0) atomicMin(&state.reference, best);
-  if (kTokens && threadIdx.x < kTokensTogether) {
-    const int place = load_place(p, row, static_cast<int>(threadIdx.x));
-    state.tokens[threadIdx.x].place = place;
-    if (static_cast<u32>(place) < static_cast<u32>(row.length)) prefetch_to_l2<false>(row.scores + place);
-  }
+  if ((threadIdx.x & 31) == 0) atomicMin(&FoldState::of_row().reference, best);
 }
 
-// Returns whether the scan of a proposal stores the scores that are better than a token: these are counted then.
-__device__ __forceinline__ bool stores_better(const Token& token) {
-  const ScanRule& rule = shared_storage().rule;
-  return rule.mode == Mode::kInclusive && order_key(token.score) <= rule.worst;
-}
-
-// Loads the scores of tokens and decides which of them the first scan counts; waits for the references. `proposed`:
-// thread 0 has written the rule of a proposal. Call by all threads.
-__device__ __forceinline__ void wait_for_references(const Params& p, const Row& row, bool proposed) {
+// Waits for the references, and finds the factor of scores. Call by all threads.
+__device__ __forceinline__ void wait_for_references(const Params& p, const Row& row) {
   FoldState& state = FoldState::of_row();
   if (threadIdx.x == kThreads - 1) {
-    const double factor = factor_of(p, row.id);
+    const float temperature = p.fold.temperature ? p.fold.temperature[row.id] : p.fold.usual_temperature;
+    const double factor = __ddiv_rn(kLog2e, static_cast<double>(temperature));
+    state.factor = factor;
     state.high = static_cast<float>(factor);
     state.low = static_cast<float>(__dadd_rn(factor, -static_cast<double>(state.high)));
-  }
-  if (kTokens && threadIdx.x < 32) {
-    __syncwarp(); // the rule is visible
-    bool counts = false;
-    if (threadIdx.x < kTokensTogether) {
-      const Token token = token_at(row, state.tokens[threadIdx.x].place);
-      state.tokens[threadIdx.x] = token;
-      counts = token.place >= 0 && !(proposed && stores_better(token));
-    }
-    const u32 counted = __ballot_sync(kFullWarp, counts);
-    if (threadIdx.x == 0) state.counted = counted;
   }
   __syncthreads(); // the reference and the temperature are known, for every thread
 }
@@ -420,43 +330,116 @@ __device__ __noinline__ void fold_whole(const Score* scores, int length) {
 #pragma unroll 1
   for (int first = 0; first < length; first += kThreads) { // the same number of iterations for every thread
     const int at = first + static_cast<int>(threadIdx.x);
-    fold.add_one(at < length ? widen(scores[at]) - base : 0.0f, at < length);
+    fold.edge(at < length ? widen(scores[at]) - base : 0.0f, at < length);
   }
   fold.finish();
   __syncthreads(); // every thread's sum is the row's
 }
 
-// Ranks the tokens that the scan has not counted: among the candidates, if these are all scores that reach the cutoff,
-// else among the row. Call by all threads; a barrier must follow.
-KSIEVE_RANK_OTHERS void rank_others(const Score* scores, int length, bool by_candidates) {
-  FoldState& state = FoldState::of_row();
-#pragma unroll 1
-  for (int number = 0; number < kTokensTogether; ++number) {
-    Token& token = state.tokens[number];
-    if (token.place < 0 || state.counted >> number & 1) continue;
-    const u64 own = make_entry(order_key(token.score), token.place);
-    int better = 0;
-    if (by_candidates && stores_better(token)) {
-      each_own([&](u64 entry) { better += entry < own; });
-    } else {
-#pragma unroll 2
-      for (int at = threadIdx.x; at < length; at += kThreads)
-        better += make_entry(order_key(widen(scores[at])), at) < own;
+// Some tokens of a row.
+struct Tokens {
+  float score[kTokensTogether]; // NaN of one without a rank, which no score reaches
+  int place[kTokensTogether];   // its position; -1 of one outside the row's width
+
+  __device__ __forceinline__ Tokens(const Params& p, const Row& row, int first) {
+#pragma unroll
+    for (int j = 0; j < kTokensTogether; ++j) {
+      const int number = min(first + j, p.fold.tokens_of_row - 1);
+      const int own = p.fold.tokens[row.id * p.fold.tokens_pitch + number];
+      place[j] = static_cast<u32>(own) < static_cast<u32>(p.width) ? own : -1;
     }
-    better = static_cast<int>(__reduce_add_sync(kFullWarp, better));
-    if ((threadIdx.x & 31) == 0 && better) atomicAdd(&token.rank, better);
+#pragma unroll
+    for (int j = 0; j < kTokensTogether; ++j) {
+      score[j] = static_cast<u32>(place[j]) < static_cast<u32>(row.length) ? widen(row.scores[place[j]]) : -infinity();
+      if (!(score[j] > -infinity())) score[j] = __uint_as_float(kNanKey);
+    }
+  }
+};
+
+// The visitor that counts the scores that are better than tokens.
+struct CountBetter {
+  const Tokens& tokens;
+  u32 better[kTokensTogether] = {};
+
+  __device__ __forceinline__ void see(const Raw (&raw)[kBatch], u32, int first, Left left) {
+    const u32 valid = valid_bits(left);
+#pragma unroll
+    for (int j = 0; j < kTokensTogether; ++j) {
+      const CutoffTest test(tokens.score[j]);
+      u32 found = test.reached(raw) & valid;
+      if (index_of_bit(kBatch * kVector - 1, first) >= tokens.place[j]) {
+        for (u32 equal = test.equalled(raw) & found; equal;) {
+          const u32 bit = take_bit(equal);
+          if (index_of_bit(bit, first) >= tokens.place[j]) found ^= 1u << bit;
+        }
+      }
+      better[j] += __popc(found);
+    }
+  }
+  __device__ __forceinline__ void edge(float score, int index, bool valid) {
+#pragma unroll
+    for (int j = 0; j < kTokensTogether; ++j)
+      better[j] += valid && (score > tokens.score[j] || (score == tokens.score[j] && index < tokens.place[j]));
+  }
+  __device__ __forceinline__ void finish() const {}
+};
+
+// Ranks some tokens: among the candidates, if these are `all` that reach the cutoff, and the tokens do; else in a scan.
+// Call by all threads; thread 0 has written the row's total.
+__device__ __forceinline__ void rank_tokens(const Params& p, const Row& row, int first, bool all) {
+  FoldState& state = FoldState::of_row();
+  const ScanRule& rule = shared_storage().rule;
+  const Tokens tokens(p, row, first);
+  CountBetter counts{tokens};
+  if (threadIdx.x < kTokensTogether) state.better[threadIdx.x] = 0;
+  bool scans = !all || rule.mode != Mode::kInclusive;
+#pragma unroll
+  for (int j = 0; j < kTokensTogether; ++j)
+    scans |= tokens.score[j] == tokens.score[j] && order_key(tokens.score[j]) > rule.worst;
+  if (scans) {
+    start_scan(row.scores, 0, row.length);
+    scan(row.scores, 0, row.length, counts);
+  } else {
+    u64 own[kTokensTogether];
+#pragma unroll
+    for (int j = 0; j < kTokensTogether; ++j)
+      own[j] = make_entry(order_key(tokens.score[j]), tokens.place[j]);
+    each_own([&](u64 entry) {
+#pragma unroll
+      for (int j = 0; j < kTokensTogether; ++j)
+        counts.better[j] += entry < own[j];
+    });
+  }
+  __syncthreads(); // counters are zero, for every thread, and the total is known
+#pragma unroll
+  for (int j = 0; j < kTokensTogether; ++j) {
+    const u32 better = __reduce_add_sync(kFullWarp, counts.better[j]);
+    if ((threadIdx.x & 31) == 0 && better) atomicAdd(&state.better[j], better);
+  }
+  __syncthreads(); // every better score is counted
+#pragma unroll
+  for (int j = 0; j < kTokensTogether; ++j) {
+    if (threadIdx.x != j || first + j >= p.fold.tokens_of_row) continue;
+    const float score = tokens.score[j];
+    const double scaled = __dmul_rn(static_cast<double>(score), state.factor);
+    float logprob = static_cast<float>(__dmul_rn(__dadd_rn(scaled, -state.total), kLn2));
+    if (score != score && tokens.place[j] >= 0 && state.total == state.total) logprob = -infinity();
+    const i64 at = static_cast<i64>(row.id) * p.fold.tokens_of_row + first + j;
+    p.fold.logprobs[at] = logprob;
+    p.fold.ranks[at] = score == score ? static_cast<int>(state.better[j]) : -1;
+    if (tokens.place[j] < 0) atomicOr(&state.flags, kTokenOutside);
   }
 }
 
 // Returns the base 2 logarithm of the sum of a row's powers.
-__device__ __forceinline__ double log2_of_row(double factor) {
+__device__ __forceinline__ double log2_of_row() {
   const FoldState& state = FoldState::of_row();
   if (state.flags & kHasNan) return __longlong_as_double(-1);
   if (state.flags & kHasInfinity) return __longlong_as_double(0x7ff0000000000000ll);
   if ((state.sum | state.above) == 0) return __longlong_as_double(0xfff0000000000000ll);
   const double sum = __dadd_rn(__ull2double_rn(state.sum), __dmul_rn(__ull2double_rn(state.above), 0x1p22));
   const double found = __dadd_rn(log2_of(sum), static_cast<double>(Fold::unit_of_row() - kFraction));
-  return __dadd_rn(found, __dmul_rn(static_cast<double>(state.base), factor));
+  return __dadd_rn(found, __dmul_rn(static_cast<double>(state.base), state.factor));
 }
 
 // Writes what a row was folded to. `scanned`: whether it was folded by a scan, whose candidates are stored, if they
@@ -464,44 +447,22 @@ __device__ __forceinline__ double log2_of_row(double factor) {
 __device__ __forceinline__ void finish_fold(const Params& p, const Row& row, bool scanned) {
   FoldState& state = FoldState::of_row();
   if (unlikely(!scanned || state.flags & kAgain || !Fold::within())) fold_whole(row.scores, row.length);
-  const bool by_candidates = scanned && shared_storage().count <= kCapacity;
-  double total = 0;
-  u32 flags = 0;
-  if (threadIdx.x < 32) {
-    total = log2_of_row(factor_of(p, row.id));
-    if (total == __longlong_as_double(0xfff0000000000000ll)) flags |= kIsEmpty;
-  }
-  const int count = kTokens ? p.fold.tokens_of_row : 0;
+  if (threadIdx.x == 0) state.total = log2_of_row();
+  const bool all = scanned && shared_storage().count <= kCapacity;
 #pragma unroll 1
-  for (int first = 0; first < count; first += kTokensTogether) {
-    if (first > 0) {
-      __syncthreads(); // the tokens before are written
-      if (threadIdx.x < kTokensTogether)
-        state.tokens[threadIdx.x] = token_at(row, load_place(p, row, first + static_cast<int>(threadIdx.x)));
-      if (threadIdx.x == 0) state.counted = 0;
-      __syncthreads(); // the tokens are known, for every thread
-    }
-    rank_others(row.scores, row.length, by_candidates);
-    __syncthreads(); // every better score is counted
-    const int number = first + static_cast<int>(threadIdx.x);
-    if (threadIdx.x >= kTokensTogether || number >= count) continue;
-    const Token& token = state.tokens[threadIdx.x];
-    const double scaled = __dmul_rn(static_cast<double>(token.score), factor_of(p, row.id));
-    float logprob = static_cast<float>(__dmul_rn(__dadd_rn(scaled, -total), kLn2));
-    if (token.score == -infinity() && total == total) logprob = -infinity();
-    const i64 at = static_cast<i64>(row.id) * count + number;
-    p.fold.logprobs[at] = logprob;
-    p.fold.ranks[at] = token.place < 0 ? -1 : token.rank;
-    const int place = p.fold.tokens[row.id * p.fold.tokens_pitch + number];
-    if (static_cast<u32>(place) >= static_cast<u32>(p.width)) flags |= kTokenOutside;
+  for (int first = 0; first < p.fold.tokens_of_row; first += kTokensTogether) {
+    if (first > 0) __syncthreads(); // the tokens before are written
+    rank_tokens(p, row, first, all);
   }
   if (threadIdx.x >= 32) return;
-  flags = __reduce_or_sync(kFullWarp, flags);
+  __syncwarp(); // the warp's tokens are flagged
   if (threadIdx.x != 0) return;
+  const double total = state.total;
+  u32 flags = state.flags & (kHasNan | kHasInfinity | kTokenOutside);
+  if (total == __longlong_as_double(0xfff0000000000000ll)) flags |= kIsEmpty;
   if (p.fold.totals) p.fold.totals[row.id] = total;
   p.fold.logsumexp[row.id] = static_cast<float>(__dmul_rn(total, kLn2));
-  flags |= (state.flags & (kHasNan | kHasInfinity)) | (usable(p, row.id) ? 0 : kIsInvalid);
-  p.fold.flags[row.id] = static_cast<int>(flags);
+  p.fold.flags[row.id] = static_cast<int>(flags | (usable(p, row.id) ? 0 : kIsInvalid));
 }
 
 // Folds a row with at most k scores. Call by all threads.
@@ -509,24 +470,14 @@ __device__ __forceinline__ void fold_short(const Params& p, const Row& row) {
   __syncthreads(); // no thread reads the state of the row before
   begin_fold();
   __syncthreads(); // thread 0 cleared the state, for all
-  note_references(p, row);
-  wait_for_references(p, row, false);
-  if (threadIdx.x == 0) FoldState::of_row().counted = 0; // by no scan
+  note_references(row);
+  wait_for_references(p, row);
   finish_fold(p, row, false);
 }
 
-// Returns where the parts of a row count for this thread's token.
-__device__ __forceinline__ int* rank_of_row(const Params& p, const Row& row) {
-  return p.fold.ranks + static_cast<i64>(row.id) * p.fold.tokens_of_row + threadIdx.x;
-}
-
 // Adds the sums of this part to the row's. Call by all threads, behind a barrier after the last sum; one must follow.
-__device__ __forceinline__ void publish_fold(const Params& p, const Row& row, RowState* to) {
+__device__ __forceinline__ void publish_fold(RowState* to) {
   const FoldState& state = FoldState::of_row();
-  if (kTokens && threadIdx.x < kTokensTogether && state.counted >> threadIdx.x & 1) {
-    const int better = state.tokens[threadIdx.x].rank;
-    if (better) atomicAdd(rank_of_row(p, row), better);
-  }
   if (threadIdx.x != 0) return;
   atomicAdd(&to->sum, state.sum);
   if (state.above) atomicAdd(&to->above, state.above);
@@ -534,10 +485,8 @@ __device__ __forceinline__ void publish_fold(const Params& p, const Row& row, Ro
 }
 
 // Loads the sums of all parts, and leaves the row's state zero. Call by the last CTA; a barrier must follow.
-__device__ __forceinline__ void join_fold(const Params& p, const Row& row, RowState* from) {
+__device__ __forceinline__ void join_fold(RowState* from) {
   FoldState& state = FoldState::of_row();
-  if (kTokens && threadIdx.x < kTokensTogether && state.counted >> threadIdx.x & 1)
-    state.tokens[threadIdx.x].rank = __ldcg(rank_of_row(p, row));
   if (threadIdx.x != 0) return;
   state.sum = __ldcg(&from->sum);
   state.above = __ldcg(&from->above);

@@ -145,7 +145,7 @@ __device__ __forceinline__ bool select_row(const RowTask& t, bool first, LoadedV
     announce_next();
     return false;
   }
-  prefetch_references(t.params, t.row);
+  prefetch_references(t.row);
   begin_fold();
   if (first) {
     if (!kFold) view.wait();
@@ -153,9 +153,9 @@ __device__ __forceinline__ bool select_row(const RowTask& t, bool first, LoadedV
     clear_storage();
   }
   start_scan(t.row.scores, t.begin, t.end);
-  __syncthreads(); // counters are zero, for every thread
+  __syncthreads();                // counters are zero, for every thread
   if (kFold) view.load(t.row, 0); // with the references; held in registers until here, it would be spilled
-  note_references(t.params, t.row);
+  note_references(t.row);
   ScanPurpose purpose = ScanPurpose::kNoCutoff;
   trace_set(kColRoute, kDirect);
   if (view_usable(t.params, t.row)) {
@@ -164,7 +164,7 @@ __device__ __forceinline__ bool select_row(const RowTask& t, bool first, LoadedV
     purpose = ScanPurpose::kProposed;
   }
   announce_next();
-  wait_for_references(t.params, t.row, purpose == ScanPurpose::kProposed);
+  wait_for_references(t.params, t.row);
   Frontier frontier;
   certify(t, purpose, false, frontier, [] { return Merged::kWhole; });
   finish_fold(t.params, t.row, true);

@@ -35,28 +35,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
       task.begin = min(part * size, row.length);
       task.end = min(task.begin + size, row.length);
     }
-    prefetch_references(p, row);
+    prefetch_references(row);
     begin_fold();
     clear_storage();
     view.wait();
     start_scan(row.scores, task.begin, task.end);
     __syncthreads(); // counters are zero, for every thread
-    note_references(p, row);
+    note_references(row);
     if (shared_work) {
       propose(p, row, view, p.splits, s.proposal);
       set_proposal_rule(task, s.proposal, &state->num_ties);
     } else {
       trace_set(kColRoute, kDirect);
     }
-    wait_for_references(p, row, shared_work);
+    wait_for_references(p, row);
     Frontier frontier;
     const ScanPurpose purpose = shared_work ? ScanPurpose::kProposed : ScanPurpose::kNoCutoff;
     bool mine = certify(task, purpose, false, frontier, [&] {
       if (!shared_work) return Merged::kWhole;
       publish(state, list);
-      publish_fold(p, row, state);
+      publish_fold(state);
       if (!arrive_last(state, p.splits)) return Merged::kOther;
-      join_fold(p, row, state);
+      join_fold(state);
       return join(state, list);
     });
     if (!mine) return;
