@@ -330,6 +330,9 @@ def test_a_thread_that_flushes_subnormals_gets_the_same_bytes():
     scores[1:] = scores_of(np.random.default_rng(7), 2, 2000).view(np.uint32)
     calls = [lambda: logits.statistics(scores.view(np.float32), 50, tokens=np.tile(np.int32([1, 50]), (3, 1)))]
     calls.append(lambda: logits.kept(scores.view(np.float32), 50, p=0.9, min_p=0.01))
+    numbers, far = np.float32([0, 1e-40, 1]), np.tile(np.float32([0, -92, -1e4]), (3, 1))
+    calls.append(lambda: logits.kept(far, 3, p=numbers))
+    calls.append(lambda: logits.kept(far, 3, min_p=numbers))
     before = [[array.tobytes() for array in call()] for call in calls]
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor has no flush-to-zero mode that PyTorch sets")

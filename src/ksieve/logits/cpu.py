@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +21,9 @@ from ksieve.model.epilogue import filled
 
 AT_A_TIME = 1 << 22
 """Scores of rows that are copied at a time, where tokens are masked out."""
+
+_C = ctypes.PyDLL(None) if sys.platform == "linux" else None
+"""Functions of the C library, which are called without another thread of Python in between."""
 
 
 class _Rows(NamedTuple):
@@ -37,6 +43,22 @@ class _Rows(NamedTuple):
     ranks: NDArray[np.int32]
 
 
+@contextmanager
+def default_arithmetic() -> Iterator[None]:
+    """Compute in the floating-point environment of a new process: XLA's threads flush subnormals, and any may."""
+    if _C is None:
+        yield
+        return
+    before = ctypes.create_string_buffer(256)
+    _C.fegetenv(before)
+    _C.fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV
+    try:
+        yield
+    finally:
+        _C.fesetenv(before)
+
+
+@default_arithmetic()
 def statistics(request: Request, out: Statistics) -> None:
     """Fill statistics."""
     rows = request.shape[0]
@@ -48,6 +70,7 @@ def statistics(request: Request, out: Statistics) -> None:
             as_numpy(out.ranks).reshape(rows, -1)[found.part] = found.ranks
 
 
+@default_arithmetic()
 def kept(request: Request, out: Kept) -> None:
     """Fill kept sets."""
     tokens, probabilities, counts, flags = map(as_numpy, out)
@@ -61,6 +84,7 @@ def kept(request: Request, out: Kept) -> None:
         flags[part] = found.flags | np.where(rows.counts > tokens.shape[1], model.Flags.CAPACITY, 0)
 
 
+@default_arithmetic()
 def sample(request: Request, out: Sample) -> None:
     """Fill samples."""
     tokens, logprobs, flags = map(as_numpy, out)
