@@ -253,7 +253,7 @@ def _select(scores: Any, lengths: Any, k: Any, options: Mapping[str, Any], known
         torch = sys.modules.get("torch")
     tensors = torch is not None and isinstance(scores, torch.Tensor)
     if not tensors or not torch.compiler.is_compiling():
-        if "jax" in sys.modules and _traced_by_jax(scores, lengths, k, num_rows, out, *given.values()):
+        if "jax" in sys.modules and traced_by_jax(scores, lengths, k, num_rows, out, *given.values()):
             from ksieve.frontends.jax import ops as jax_ops
 
             return jax_ops.traced(scores, lengths, k, plan, out, workspace, num_rows, given, stats=stats)
@@ -372,7 +372,8 @@ def plan(
     )  # fmt: skip
 
 
-def _traced_by_jax(*values: Any) -> bool:
+def traced_by_jax(*values: Any) -> bool:
+    """Whether JAX traces one of the values."""
     # While another thread imports JAX, the module exists without its contents.
-    tracer = getattr(getattr(sys.modules["jax"], "core", None), "Tracer", None)
+    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
     return tracer is not None and any(isinstance(value, tracer) for value in values)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from ksieve.core.errors import ArgumentError, refuse_at_exit
 from ksieve.core.problem import check_size
 from ksieve.logits.problem import MAX_KEPT, Kept, Request, Sample, Statistics, parse
+
+_Result = TypeVar("_Result", Statistics, Kept, Sample)
 
 
 def statistics(
@@ -25,7 +27,7 @@ def statistics(
     Parameters
     ----------
     logits : array, shape (rows, width)
-        float32, float16 or bfloat16; NumPy or PyTorch. Rows are contiguous, with any pitch of at least the width,
+        float32, float16 or bfloat16; NumPy, PyTorch or JAX. Rows are contiguous, with any pitch of at least the width,
         which is at most 524,288. A NumPy uint16 array is read as bfloat16 bits.
     k : int, or array of int32, shape (rows,)
         Slots per row. An array gives every row its own k of at least 1, clamped to `max_k`.
@@ -60,6 +62,10 @@ def statistics(
     scores. Integers are summed: its bytes are the same in every batch and with any number of threads. No result
     carries a gradient.
 
+    JAX arrays lie on the CPU. A call may be part of ``jax.jit``, where an int k is a constant and other numbers are
+    arrays with one for each row, and of ``jax.vmap``. In a derivative it takes ``jax.lax.stop_gradient(logits)``. To
+    run a program without tracing it, import `ksieve.logits.jax`.
+
     Examples
     --------
     >>> import numpy as np
@@ -73,8 +79,7 @@ def statistics(
     best = empty("int32", rows, request.k), empty("", rows, request.k)
     logprobs, ranks = (None if tokens is None else empty(dtype, *tokens.shape) for dtype in ("float32", "int32"))
     found = Statistics(*best, empty("float32", rows), logprobs, ranks, empty("int32", rows))
-    _backend(request).statistics(request, found)
-    return found
+    return _filled(request, "statistics", found)
 
 
 def kept(
@@ -133,8 +138,7 @@ def kept(
     columns = request.k if capacity is None else check_size(capacity, "capacity", 1)
     sets = empty("int32", rows, columns), empty("float32", rows, columns)
     found = Kept(*sets, empty("int32", rows), empty("int32", rows))
-    _backend(request).kept(request, found)
-    return found
+    return _filled(request, "kept", found)
 
 
 def sample(
@@ -182,11 +186,14 @@ def sample(
     )  # fmt: skip
     (rows, _), empty = request.shape, request.empty
     found = Sample(empty("int32", rows), empty("float32", rows), empty("int32", rows))
-    _backend(request).sample(request, found)
-    return found
+    return _filled(request, "sample", found)
 
 
-def _backend(request: Request) -> Any:
-    """Return the backend's module, whose functions fill results (`ksieve.logits.problem`)."""
+def _filled(request: Request, function: str, found: _Result) -> _Result:
+    """Return results, which the backend's function fills (`ksieve.logits.problem`)."""
     refuse_at_exit()
-    return import_module(f"ksieve.logits.{request.device.kind}")
+    if request.library == "jax":
+        found = import_module("ksieve.logits.jax").called(request, function, found)
+    else:
+        getattr(import_module(f"ksieve.logits.{request.device.kind}"), function)(request, found)
+    return found

@@ -1,7 +1,7 @@
 """The checked `Request` of a call of `ksieve.logits`, and the results that a backend fills.
 
 A backend is a module with the functions `statistics`, `kept` and `sample`. Each takes a `Request` and the result whose
-arrays it writes, every element of them; `ksieve.logits.cpu` is one.
+arrays it writes, every element of them; `ksieve.logits.cpu` is one. Calls of JAX pass through `ksieve.logits.jax`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ksieve.api import traced_by_jax
 from ksieve.core import problem
-from ksieve.core.arrays import ArrayInfo, Device, inspect, is_array, plain_tensor
+from ksieve.core.arrays import ArrayInfo, Device, inspect, is_array, library_of, plain_tensor
 from ksieve.core.errors import ArgumentError, kind_of, shown
 from ksieve.core.leading import contiguous
 from ksieve.core.table import INTEGERS
@@ -108,8 +109,13 @@ class Request:
     min_p_first: bool
 
     @property
+    def library(self) -> str:
+        """Library of the results."""
+        return self.described["logits"].library
+
+    @property
     def device(self) -> Device:
-        """Device of all arrays."""
+        """Device of all arrays; not known of JAX arrays."""
         return self.described["logits"].device
 
     @property
@@ -119,10 +125,14 @@ class Request:
         return rows, width
 
     def empty(self, dtype: str, *shape: int) -> Any:
-        """Make an array of the logits' library on their device; of their own dtype for ""."""
+        """Make an array of the logits' library on their device, or say what JAX makes; of their own dtype for ""."""
         logits = self.arrays["logits"]
-        if self.described["logits"].library == "numpy":
+        if self.library == "numpy":
             return np.empty(shape, dtype or logits.dtype)
+        if self.library == "jax":
+            import jax
+
+            return jax.ShapeDtypeStruct(shape, dtype or logits.dtype)
         import torch
 
         return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else logits.dtype, device=logits.device)
@@ -141,9 +151,12 @@ def parse(
     **numbers: Any,
 ) -> Request:
     """Check the arguments of a call; `most`: largest k. Raises `ArgumentError`."""
-    info = inspect(logits, "logits")
-    if info.library not in ("numpy", "torch"):
-        raise ArgumentError("logits", f"an array of {info.library}", "a NumPy array or a PyTorch tensor")
+    read: Any = inspect
+    if library_of(logits) == "jax" or traced_by_jax(k, tokens, lengths, allowed, *numbers.values()):
+        from ksieve.frontends.jax.ops import described as read
+    info = read(logits, "logits")
+    if info.library not in ("numpy", "torch", "jax"):
+        raise ArgumentError("logits", f"an array of {info.library}", "a NumPy, PyTorch or JAX array")
     dtype, (rows, width), device = problem.check_scores(info, "logits"), info.shape, info.device
     problem.check_size(width, "width", 1, MAX_WIDTH, "64 bits hold the sum of so many terms")
     if not isinstance(min_p_first, bool):
@@ -166,14 +179,14 @@ def parse(
             given[name] = _check_number(value, name)
     for name, (array, dtypes) in vectors.items():
         if array is not None:
-            found = inspect(array, name)
+            found = read(array, name)
             if "float32" in dtypes and found.dtype != "float32":
                 takes = f"dtype float32: {problem.converted(found, name, 'float32')}"
                 raise ArgumentError(name, f"dtype {found.dtype}", takes)
             arrays[name], described[name] = array, problem.check_vector(found, name, ((rows,),), device, dtypes)
     for name, (array, least) in matrices.items():
         if array is not None:
-            arrays[name], described[name] = array, _check_matrix(inspect(array, name), name, rows, least, device)
+            arrays[name], described[name] = array, _check_matrix(read(array, name), name, rows, least, device)
     return Request(slots, dtype, arrays, described, given, min_p_first)
 
 
@@ -201,5 +214,7 @@ def _check_number(value: Any, name: str) -> np.float32:
     if not least <= number <= most:
         above = "above 0" if 0 < least < 1e-40 else f"from {least:g}"
         takes = f"a number {above} to {most:g}, or an array of float32 with one for each row"
+        if library_of(value) == "jax":
+            takes += f": jax.numpy.full(rows, {name}, 'float32')"
         raise ArgumentError(name, shown(value) if known else kind_of(value), takes)
     return number

@@ -384,7 +384,7 @@ def test_an_old_jax_is_refused_before_the_registration(monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", (0, 8, 2))
     monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *_, **__: pytest.fail("registered"))
     with pytest.raises(BackendError, match=r"install jax>=0\.8\.3"):
-        jax_ops._register()
+        jax_ops.register(jax_ops.TARGET, jax_ops.run_cuda, jax_ops.run_cuda)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """`ksieve.topk` inside JAX programs: ``jax.jit``, ``jax.vmap``, ``jax.grad`` and the other transformations.
 
 Import this module to register the custom call ``ksieve_topk`` for CPU and CUDA; `ksieve.topk` imports it when an
-argument is traced. ``import ksieve`` does not import JAX.
+argument is traced. ``import ksieve`` does not import JAX. `ksieve.logits.jax` has a custom call of its own.
 
 A traced call is checked like any other, on stand-ins that have the shapes and dtypes of its arrays, and becomes one
 custom call. XLA calls its handler (`ksieve.frontends.jax.ffi`) with the arrays' memory. The handler calls
@@ -25,7 +25,7 @@ import numpy as np
 from ksieve import dispatch
 from ksieve.core import call as calls
 from ksieve.core import problem
-from ksieve.core.arrays import TAKES, check_jax_int64, is_array
+from ksieve.core.arrays import TAKES, ArrayInfo, check_jax_int64, is_array
 from ksieve.core.dtypes import held
 from ksieve.core.errors import ArgumentError, BackendError, kind_of, shown
 from ksieve.core.groups import register_pytrees
@@ -165,11 +165,16 @@ def _stand_in(array: Any, name: str) -> Any:
         facts = Buffer(0, info.shape, info.dtype)
     else:
         remedy = f": jax.numpy.asarray({name}) first" if isinstance(array, (list, tuple)) else ""
-        raise ArgumentError(name, kind_of(array), f"a JAX or NumPy array while JAX traces{remedy}")
+        raise ArgumentError(name, kind_of(array), f"a JAX or NumPy array beside JAX arrays{remedy}")
     try:
         return _StandIn(facts, 0, 0)
     except TypeError:
         raise ArgumentError(name, f"dtype {facts.dtype}", TAKES) from None
+
+
+def described(array: Any, name: str) -> ArrayInfo:
+    """Facts of an array that JAX traces, or will: dense, and on no device yet."""
+    return problem.inspect(_stand_in(array, name), name)
 
 
 def _call(program: Program, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -274,7 +279,7 @@ def run_cuda(frame: Frame) -> None:
     _run(frame, lambda buffer: DeviceArray(buffer, index, stream))
 
 
-def _host_array(buffer: Buffer) -> np.ndarray[Any, Any]:
+def host_array(buffer: Buffer) -> np.ndarray[Any, Any]:
     """View a buffer of the host as an array; bfloat16 as bits."""
     dtype = held(buffer.dtype)
     size = int(np.prod(buffer.shape, dtype=np.int64)) * dtype.itemsize
@@ -284,14 +289,14 @@ def _host_array(buffer: Buffer) -> np.ndarray[Any, Any]:
     return np.ndarray(buffer.shape, dtype, memory)
 
 
-def _register() -> None:
-    """Register the custom call, but not with a JAX that would refuse it: that one may then not start its backend."""
-    remedy = f"install jax>={'.'.join(map(str, OLDEST))}, or call ksieve.topk outside jax.jit"
+def register(target: str, cpu: Callable[[Frame], None], cuda: Callable[[Frame], None]) -> None:
+    """Register a custom call, but not with a JAX that would refuse it: that one may then not start its backend."""
+    remedy = f"install jax>={'.'.join(map(str, OLDEST))}, or call ksieve outside jax.jit, on NumPy arrays"
     if jax.__version_info__ < OLDEST:
         raise BackendError(f"JAX {jax.__version__} cannot call ksieve inside a program: {remedy}")
-    for platform, run in (("cpu", partial(_run, wrap=_host_array)), ("CUDA", run_cuda)):
-        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(Handler(run).address), platform=platform)
+    for platform, run in (("cpu", cpu), ("CUDA", cuda)):
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(Handler(run).address), platform=platform)
 
 
-_register()
+register(TARGET, partial(_run, wrap=host_array), run_cuda)
 register_pytrees("jax")
