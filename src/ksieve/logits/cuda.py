@@ -13,10 +13,11 @@ from typing import Any
 from ksieve.backends import cuda
 from ksieve.backends.cuda import arrays
 from ksieve.backends.cuda.call import workspace_memory
-from ksieve.backends.cuda.jit.spec import architecture, bare_spec
+from ksieve.backends.cuda.jit.spec import KernelSpec, architecture, bare_spec, kernel_spec
 from ksieve.backends.cuda.packing import launched
 from ksieve.backends.cuda.runtime.launch import Launcher, kernel_of
 from ksieve.core import call as calls
+from ksieve.core.device import DeviceInfo
 from ksieve.core.problem import Problem, inspect
 from ksieve.logits.problem import Kept, Request, Sample, Statistics
 from ksieve.planning import choose, memory
@@ -44,6 +45,12 @@ MASKED_TOGETHER = 256 * 16
 NUMBERS = ("temperature", "p", "min_p", "uniform")
 """Arguments of one number for each row, or for all rows, in the order of `KEEP`; the defaults change nothing."""
 
+BARE = {
+    "logits/keep": {"threads": 32, "ctas_per_sm": 14, "shared": 16 * 1024},
+    "logits/mask": {"threads": 256, "ctas_per_sm": 8, "shared": 0},
+}
+"""Kernels without a plan, and their launch shapes."""
+
 FOLDING = (*QUEUED, "stream_split")
 """Families whose kernels fold: they scan rows, and keep none on chip."""
 
@@ -55,9 +62,8 @@ SELECTED = {"sorted": "value", "tie_break": "low", "values": True}
 
 
 @lru_cache(maxsize=4096)
-def plan_of(asked: Problem, family: str | None = None) -> Plan:
+def plan_of(asked: Problem, device: DeviceInfo, family: str | None = None) -> Plan:
     """Plan of a checked problem: the planner's, of a family that folds."""
-    device = cuda.device_info(asked.device.index)
     few = 2 * asked.rows <= device.sm_count and asked.width >= 2 * SEGMENT  # a CTA folds slower than it selects
     plan = choose.choose(asked, device, family=family or ("stream_split" if few else None))
     if plan.family not in FOLDING:
@@ -71,16 +77,23 @@ def plan_of(asked: Problem, family: str | None = None) -> Plan:
     )
 
 
-def defines_of(plan: Plan) -> dict[str, int]:
-    """Defines of a plan's kernel besides its own."""
-    # In 64 registers, the fold of larger batches would spill.
-    single = plan.problem.dtype != "float32" and plan.threads * plan.ctas_per_sm > 512
-    return {"KSIEVE_FOLD": 1} | ({"KSIEVE_BATCHES": plan.stages} if single else {})
+def folding_kernel(plan: Plan) -> KernelSpec:
+    """Specialisation of a plan's kernel that folds."""
+    spec = kernel_spec(plan)
+    own = {"KSIEVE_FOLD": 1}
+    if plan.problem.dtype != "float32" and plan.threads * plan.ctas_per_sm > 512:
+        own["KSIEVE_BATCHES"] = plan.stages  # in 64 registers, the fold of larger batches would spill
+    return replace(spec, defines=tuple({**dict(spec.defines), **own}.items()))
+
+
+def bare_kernel(stem: str, arch: str, dtype: str) -> KernelSpec:
+    """Specialisation of a kernel of kernels/logits."""
+    return bare_spec(stem, arch, dtype, "largest", **BARE[stem])
 
 
 @lru_cache(maxsize=4096)
 def _launcher(plan: Plan, stream: int) -> Launcher:
-    return Launcher(plan, False, stream, defines=defines_of(plan), more=FOLD)
+    return Launcher(plan, False, stream, spec=folding_kernel(plan), more=FOLD)
 
 
 def statistics(request: Request, out: Statistics, family: str | None = None, workspace: Any = None) -> None:
@@ -105,7 +118,11 @@ def _call(request: Request) -> calls.Call:
 
 def plan_of_request(request: Request, family: str | None = None) -> Plan:
     """Plan of a request with rows."""
-    return plan_of(_call(request).problem, family)
+    return _planned(_call(request), family)
+
+
+def _planned(call: calls.Call, family: str | None) -> Plan:
+    return plan_of(call.problem, cuda.device_info(call.problem.device.index), family)
 
 
 def _fold(request: Request, out: Statistics, totals: Any, family: str | None, workspace: Any) -> None:
@@ -115,7 +132,7 @@ def _fold(request: Request, out: Statistics, totals: Any, family: str | None, wo
         return
     request = _masked(request) if "allowed" in request.arrays else request
     scores, tokens, call = request.arrays["logits"], request.described.get("tokens"), _call(request)
-    plan, count = plan_of(call.problem, family), tokens.shape[1] if tokens else 0
+    plan, count = _planned(call, family), tokens.shape[1] if tokens else 0
     stream = arrays.current_stream(call.scores.library, scores, plan.problem.device.index)
     launcher = _launcher(plan, stream)
     made = {name: _address(array) for name, array in out._asdict().items()}
@@ -150,7 +167,7 @@ def _keep(request: Request, out: Kept | Sample, family: str | None, workspace: A
         *(made.get(name, 0) for name in ("tokens", "probabilities", "counts", "logprobs", "flags")),
         k, columns, *(float(request.numbers.get(name, name != "min_p")) for name in NUMBERS), request.min_p_first, 0,
     )  # fmt: skip
-    _launch(request, "keep", KEEP, keep, rows, threads=32, ctas_per_sm=14, shared=16 * 1024)
+    _launch(request, "logits/keep", KEEP, keep, rows)
 
 
 def _masked(request: Request) -> Request:
@@ -160,17 +177,16 @@ def _masked(request: Request) -> Request:
     described = inspect(copy, "logits")
     pitches = own.strides[0] if rows > 1 else width, allowed.strides[0]
     mask = own.pointer, allowed.pointer, described.pointer, *pitches, width, parts
-    _launch(request, "mask", MASK, mask, rows * parts, threads=256, ctas_per_sm=8, shared=0)
+    _launch(request, "logits/mask", MASK, mask, rows * parts)
     rest = {name: array for name, array in request.arrays.items() if name != "allowed"}
     return replace(request, arrays=rest | {"logits": copy}, described={**request.described, "logits": described})
 
 
-def _launch(request: Request, name: str, layout: struct.Struct, params: Any, ctas: int, **shape: int) -> None:
+def _launch(request: Request, stem: str, layout: struct.Struct, params: Any, ctas: int) -> None:
     """Enqueue a kernel of kernels/logits without a plan."""
     index, logits = request.device.index, request.arrays["logits"]
     stream = arrays.current_stream(request.described["logits"].library, logits, index)
-    arch = architecture(cuda.device_info(index).capability)
-    spec = bare_spec(f"logits/{name}", arch, request.dtype, "largest", **shape)
+    spec = bare_kernel(stem, architecture(cuda.device_info(index).capability), request.dtype)
     kernel_of(spec, index, layout.size, stream).run(layout, params, ctas, stream)
 
 

@@ -6,10 +6,8 @@ import ctypes
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 from ksieve.backends.cuda.jit import bundle
@@ -219,7 +217,7 @@ class Arguments(NamedTuple):
 class Launcher(Kernel):
     """A plan ready to run on its device, with or without statistics; safe to call from any thread.
 
-    `defines`: of the kernel, besides the plan's. `more`: the fields that `Arguments.options` then has last.
+    `spec`: of the kernel, if it is not the plan's own. `more`: the fields that `Arguments.options` then has last.
     """
 
     def __init__(
@@ -229,7 +227,7 @@ class Launcher(Kernel):
         stream: int,
         driver: Driver | None = None,
         leading: bool = False,
-        defines: Mapping[str, int] = MappingProxyType({}),
+        spec: KernelSpec | None = None,
         more: struct.Struct | None = None,
     ) -> None:
         self.plan = plan = length_bins.stats_plan(plan) if stats else plan
@@ -258,8 +256,7 @@ class Launcher(Kernel):
         fields = PARAMS.format + "".join(layout.format[1:] for layout in layouts)
         self._patch = struct.Struct(fields + "I")
         size = self._patch.size - 4
-        spec = kernel_spec(plan, stats=stats, leading=leading)
-        spec = replace(spec, defines=tuple({**dict(spec.defines), **defines}.items()))
+        spec = spec or kernel_spec(plan, stats=stats, leading=leading)
         super().__init__(spec, plan.problem.device.index, size, driver, stream, attributes)
         self.name = plan.family
 
