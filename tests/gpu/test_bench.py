@@ -17,7 +17,7 @@ from ksieve.backends.cuda.jit.compile import compile_kernel, shipped_sources
 from ksieve.backends.cuda.jit.spec import kernel_spec
 from ksieve.core.errors import BackendError
 from ksieve_lab.bench import adversarial_gpu as hard
-from ksieve_lab.bench import catalog, scores
+from ksieve_lab.bench import catalog, samplers, scores
 from ksieve_lab.bench.ablation.phases import PHASES
 from ksieve_lab.captures.format import Capture
 from ksieve_lab.report import told
@@ -160,10 +160,9 @@ def test_the_ablations_run_and_every_answer_is_exact():
 def test_logits():
     for shape in payload("logits", shapes="3x40000:50,300x32000:20", rounds=1)["results"]["shapes"]:
         for name, facts in shape["selectors"].items():
-            assert facts["median_us"] > 0 and facts["exact"] is (None if name.startswith("torch") else True), (
-                name,
-                facts,
-            )
+            if samplers.PEERS.get(name, ((),))[0]:  # an engine's operators may be elsewhere, or wrong
+                continue
+            assert facts["median_us"] > 0 and facts["exact"] is True and facts["transient_mib"] > 0, (name, facts)
 
 
 def test_a_kernel_that_is_compiled_again_is_reported_again():

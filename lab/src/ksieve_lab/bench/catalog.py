@@ -140,7 +140,7 @@ BENCHES = (
         measure=partial(gpu.by_case, results=segments.results, measure=layer.measure, plans=layer.plans),
     ),
     replace(
-        _GPU, name="logits", line="Statistics, kept sets and samples beside plain selections and PyTorch.",
+        _GPU, name="logits", line="Statistics, kept sets and samples beside plain selections and engines' samplers.",
         cases=logits.cases, stem="gpu-logits", shapes=logits.SHAPES, reader=shape_lists.matrices_and_k,
         measure=partial(gpu.by_case, results=logits.results, measure=logits.measure, plans=lambda case, here: ()),
         only=None, k=None, scores=None, peers=None, dtype="float32,bfloat16", several=True, figures=False,

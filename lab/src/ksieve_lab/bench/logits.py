@@ -1,8 +1,7 @@
-"""Statistics, kept sets and samples of logits beside plain selections, plain reads, and expressions of PyTorch."""
+"""Statistics, kept sets and samples of logits beside plain selections, plain reads, and samplers of engines."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from ksieve.logits import Kept, Sample, Statistics, cpu, cuda
 from ksieve.logits.problem import parse
 from ksieve.tuning import tasks
 from ksieve.tuning.timing import Contender
-from ksieve_lab.bench import floor, gpu
+from ksieve_lab.bench import floor, gpu, samplers
 from ksieve_lab.bench.gpu import Case, Here
 from ksieve_lab.bench.runner import Facts, Settings
 
@@ -37,32 +36,60 @@ def results(found: Sequence[Facts], settings: Settings) -> Facts:
 
 
 def measure(case: Case, here: Here) -> Facts:
-    """Time all of them; ``of_plain`` is a median over that of the plain selection."""
+    """Time all of them.
+
+    ``of_plain`` is a median over that of the plain selection, ``transient_mib`` what one call allocates at once.
+    """
     import torch
 
     rows, width, k, dtype = case.ask
     facts: Facts = {"rows": rows, "width": width, "k": k, "dtype": dtype}
-    sets = tasks.allocate(rows, width, dtype)
+    sets = _sets(rows, width, dtype)
     if isinstance(sets, str):
         return facts | {"skipped": sets}
     generator = torch.Generator(sets[0].device).manual_seed(here.settings.seed)
     for scores in sets:
         scores.copy_(torch.randn(rows, width, generator=generator, device=scores.device) * 3)
     uniform = torch.rand(rows, generator=generator, device=sets[0].device)
-    timed = [_plain(sets, k)]
+    timed = {PLAIN: _plain(sets, k)}
     for name, tokens in (("statistics", 0), ("statistics, 1 token", 1), ("statistics, 8 tokens", 8)):
-        timed.append(_ours(name, sets, k, "statistics", tokens=_tokens(sets[0], k, tokens)))
-    timed.append(_ours("kept", sets, k, "kept", p=P))
-    timed.append(_ours("sample", sets, k, "sample", p=P, uniform=uniform))
-    timed += [Contender(name, run) for name, run in _others(sets, k, uniform)]
+        timed[name] = _ours(name, sets, k, "statistics", tokens=_tokens(sets[0], k, tokens))
+    timed["kept"] = _ours("kept", sets, k, "kept", p=P)
+    timed["sample"] = _ours("sample", sets, k, "sample", p=P, uniform=uniform)
+    others, missing = samplers.contenders(samplers.Given(sets, k, P, uniform, _tokens(sets[0], k, 1)))
+    timed |= others
     read, selectors = gpu.timed(
-        floor.contenders(sets, None, here.device), timed, len(sets), sets[0].numel() * sets[0].element_size(),
-        rounds=here.settings.rounds,
+        floor.contenders(sets, None, here.device), [contender for contender, _ in timed.values()], len(sets),
+        sets[0].numel() * sets[0].element_size(), rounds=here.settings.rounds,
     )  # fmt: skip
-    for of in selectors.values():
+    for name, of in selectors.items():
         if "median_us" in of and "median_us" in selectors[PLAIN]:
             of["of_plain"] = of["median_us"] / selectors[PLAIN]["median_us"]
+            of["transient_mib"] = _transient(timed[name][1])
+    selectors |= {name: {"unsupported": reason, "exact": None} for name, reason in missing.items()}
     return facts | read | {"selectors": selectors}
+
+
+def _sets(rows: int, width: int, dtype: str) -> list[Any] | str:
+    """Input sets without padding, as engines have logits; with it where rows would start anywhere."""
+    if width % 8:  # plain reads take rows that start at multiples of 16 bytes
+        return tasks.allocate(rows, width, dtype)
+    sets = tasks.allocate(1, rows * width, dtype)
+    return sets if isinstance(sets, str) else [scores.view(rows, width) for scores in sets]
+
+
+def _transient(call: Callable[[int], Any]) -> float:
+    """MiB that a call allocates at most at once, its results and workspace among them.
+
+    What a library keeps from one call to the next is not counted.
+    """
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    call(0)
+    return float(torch.cuda.max_memory_allocated() - held) / (1 << 20)
 
 
 def _tokens(scores: Any, k: int, count: int) -> Any:
@@ -70,27 +97,28 @@ def _tokens(scores: Any, k: int, count: int) -> Any:
     return scores.float().topk(k)[1][:, : 5 * count : 5].int().contiguous() if count else None
 
 
-def _plain(sets: list[Any], k: int) -> Contender:
+def _plain(sets: list[Any], k: int) -> tuple[Contender, Callable[[int], Any]]:
+    """Contender, and the call whose memory counts."""
     plan = ksieve.plan(sets[0], k=k)
-    outs, workspace = [api.topk(scores, k=k) for scores in sets], plan.workspace()
-    return Contender(
+    workspace = plan.workspace()
+    outs = [api.topk(scores, plan=plan, workspace=workspace) for scores in sets]
+    contender = Contender(
         PLAIN, lambda i: void(api.topk(sets[i], plan=plan, out=outs[i], workspace=workspace)),
         lambda i: ksieve.verify(sets[i], None, outs[i]).ok, lambda i: outs[i].fill_(tasks.POISON),
     )  # fmt: skip
+    return contender, lambda i: api.topk(sets[i], plan=plan, workspace=plan.workspace())
 
 
 def void(result: Any) -> None:
     """Nothing, of a call that fills its outputs."""
 
 
-def _ours(name: str, sets: list[Any], k: int, function: str, **given: Any) -> Contender:
+def _ours(name: str, sets: list[Any], k: int, function: str, **given: Any) -> tuple[Contender, Callable[[int], Any]]:
     """Contender of one of the three functions, whose first rows are compared with the CPU's, byte for byte."""
     requests = [parse(scores, k, None, **given) for scores in sets]
     outs = [_result(function, request) for request in requests]
-    workspace = cuda.plan_of_request(requests[0]).workspace()
-
-    def run(i: int) -> None:
-        getattr(cuda, function)(requests[i], outs[i], workspace=workspace)
+    plan, run = cuda.plan_of_request(requests[0]), getattr(cuda, function)
+    workspace = plan.workspace()
 
     def check(i: int) -> bool:
         own = {key: value[:JUDGED].cpu() if hasattr(value, "cpu") else value for key, value in given.items()}
@@ -105,7 +133,10 @@ def _ours(name: str, sets: list[Any], k: int, function: str, **given: Any) -> Co
             if out is not None:
                 out.fill_(-7)
 
-    return Contender(name, run, check, poison)
+    def fresh(i: int) -> None:
+        run(requests[i], _result(function, requests[i]), workspace=plan.workspace())
+
+    return Contender(name, lambda i: run(requests[i], outs[i], workspace=workspace), check, poison), fresh
 
 
 def _result(function: str, request: Any) -> Any:
@@ -119,25 +150,3 @@ def _result(function: str, request: Any) -> Any:
     tokens = request.arrays.get("tokens")
     logprobs, ranks = (None if tokens is None else empty(dtype, *tokens.shape) for dtype in ("float32", "int32"))
     return Statistics(empty("int32", rows, k), empty("", rows, k), floats, logprobs, ranks, ints)
-
-
-def _others(sets: list[Any], k: int, uniform: Any) -> list[tuple[str, Callable[[int], None]]]:
-    """Expressions of PyTorch, and FlashInfer's operator if it is installed."""
-    import torch
-
-    def statistics(i: int) -> None:
-        void((torch.topk(sets[i], k), torch.logsumexp(sets[i].float(), 1)))
-
-    def sample(i: int) -> None:
-        values, tokens = torch.topk(sets[i], k)
-        sums = torch.softmax(values.float(), 1).cumsum(1)
-        kept = (sums < P).sum(1, keepdim=True).clamp(max=k - 1)
-        drawn = torch.searchsorted(sums, uniform[:, None] * sums.gather(1, kept)).minimum(kept)
-        void(tokens.gather(1, drawn))
-
-    found: list[tuple[str, Callable[[int], None]]] = [("torch statistics", statistics), ("torch sample", sample)]
-    with contextlib.suppress(ImportError):
-        from flashinfer.sampling import top_k_top_p_sampling_from_logits
-
-        found.append(("flashinfer sample", lambda i: void(top_k_top_p_sampling_from_logits(sets[i].float(), k, P))))
-    return found
