@@ -35,7 +35,7 @@ ONE_OF_EACH = ("persistent-peaks", "split-8-tied", "row", "cluster", "persistent
 ORDERS = tuple(itertools.product(("value", "index"), ("low", "high")))
 """Deterministic calls: an order and a tie-break."""
 
-WIDE = ((20_003, 512), (70_001, 2048), (262_144, 2048))
+WIDE = ((20_003, 512), (20_003, 100), (70_001, 2048), (262_144, 2048))
 LARGEST_K = 16_384
 DTYPES = ("float32", "float16", "bfloat16")
 PAIRS = cases.OPTION_CASES

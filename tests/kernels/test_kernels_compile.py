@@ -401,8 +401,8 @@ def compiled_here():
 def test_kernels_that_fold_rows_compile_within_their_plans_resources(case):
     found, plan = folded(*case)
     used = script("resources").resources_of(found)
-    if case == ("h100", "float16", 256):  # the one that spills
-        assert used.spill_stores + used.spill_loads <= 24
+    if case == ("h100", "float32", 256):  # the one that spills
+        assert used.spill_stores + used.spill_loads <= 16
         used = dataclasses.replace(used, spill_stores=0, spill_loads=0)
     assert build.shortcomings(plan, found, used) == []
 

@@ -53,9 +53,9 @@ PARTS = {
     },
     "h200 options and warps": {
         "options": (
-            4,
+            5,
             "windows_start and (persistent-peaks-float32 or cluster-float16 or row-bfloat16)"
-            " or pair_of_options and warp",
+            " or pair_of_options and warp or wide_rows_have and persistent-64",
         ),
         "narrow": (13, "decided and ([100- or [257-) or alignment or live_rows or statistics"),
         "volume": (1, "any_call and warp"),

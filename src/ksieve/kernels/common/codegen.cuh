@@ -54,6 +54,11 @@ KSIEVE_REREAD(u32, cta_in_cluster, "cluster_ctarank")
 #else
 #define KSIEVE_RANKS __device__ __forceinline__
 #endif
+#if KSIEVE_FOLD // stream/refine.cuh
+#define KSIEVE_RANKED __device__ __noinline__
+#else
+#define KSIEVE_RANKED __device__ __forceinline__
+#endif
 
 // ---- What registers suffice for: elsewhere ptxas would spill --------------------------------------------------------
 

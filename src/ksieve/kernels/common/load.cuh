@@ -87,13 +87,13 @@ __device__ __forceinline__ bool usable(const Params& p, int id) {
   const float temperature = p.fold.temperature ? p.fold.temperature[id] : 1.0f;
   return temperature >= 0x1p-100f && temperature <= 0x1p100f && (!p.fold.row_k || p.fold.row_k[id] > 0);
 }
-// Returns whether a slot of a row is one of the row's own k, and has a number.
-__device__ __forceinline__ bool fills(const Params& p, const Row& row, int slot, int index) {
-  return (!p.fold.row_k || slot < p.fold.row_k[row.id]) && widen(row.scores[index]) > -infinity();
+// Returns whether a slot of a row is one of the row's own k, and its score is a number.
+__device__ __forceinline__ bool fills(const Params& p, int id, int slot, float score) {
+  return (!p.fold.row_k || slot < p.fold.row_k[id]) && score > -infinity();
 }
 #else
 __device__ __forceinline__ bool usable(const Params&, int) { return true; }
-__device__ __forceinline__ bool fills(const Params&, const Row&, int, int) { return true; }
+__device__ __forceinline__ bool fills(const Params&, int, int, float) { return true; }
 #endif
 
 // Returns a row from its length and the live row count, both as the caller gives them: they are clamped here.

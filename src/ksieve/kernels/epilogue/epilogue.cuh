@@ -148,7 +148,7 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
     if constexpr (kFold) {
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b)
-        if (index[b] >= 0 && !fills(p, row, first + b * kOwners, index[b])) index[b] = -1;
+        if (index[b] >= 0 && !fills(p, row.id, first + b * kOwners, widen(row.scores[index[b]]))) index[b] = -1;
     }
     // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
     if (kOrder == Order::kAny && wide) sync_owners<kOwners>();
@@ -303,11 +303,7 @@ template <int kOwners = kThreads> __device__ __forceinline__ void run_epilogue(c
         for (int b = 0; b < kInFlight; ++b)
           if (first + b * kThreads < n) area[first + b * kThreads] = sortable(row, index[b]);
       }
-      if (selected <= min(kSortChunk, kThreads)) { // one warp alone would sort them, in several times the instructions
-        rank_area(area, selected);
-      } else {
-        sort_area(area, n);
-      }
+      sort_area(area, n);
     }
     if constexpr (kExpand) return write_expanded<kOwners>(p, row, selected, area);
     write_slots<kOwners>(p, row, selected, area);

@@ -389,7 +389,6 @@ struct CountBetter {
 __device__ __forceinline__ void rank_tokens(const Params& p, const Row& row, int first, bool all) {
   FoldState& state = FoldState::of_row();
   const ScanRule& rule = shared_storage().rule;
-  KSIEVE_OPAQUE(first); // otherwise more is spilled
   const Tokens tokens(p, row, first);
   CountBetter counts{tokens};
   if (threadIdx.x < kTokensTogether) state.better[threadIdx.x] = 0;

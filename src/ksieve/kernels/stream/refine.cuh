@@ -5,13 +5,20 @@
 //   2. count the new frontier by the next digit, and repeat until exactly remaining_k are left, or few
 //   3. write every candidate better than the last frontier, then as many of its members as slots are open
 #pragma once
+#include "common/sort.cuh"
 #include "epilogue/slots.cuh"
 #include "length_bins.cuh"
 #include "stream/certify.cuh"
 
+// Most slots in the order of their scores that are ranked where they are collected. The epilogue would read positions
+// back from memory, and then scores.
+constexpr bool kRanksSlots =
+    kOrder == Order::kValue && !kExpand && !kPositions && !kForced && !kBlockRows && !kStats && kMaxResident == 0;
+constexpr int kRankedSlots = kRanksSlots ? (kThreads < 128 ? kThreads : 128) : 0;
+
 // Whether candidates keep their keys until slots are written as they are to be: a score that is read again has mostly
 // left L2, and costs 64 bytes of memory. Small CTAs that take listed rows have no registers left for that.
-constexpr bool kKeepsKeys = kWritesSlots && kColumns > 0 && !(kBinned && kSmall);
+constexpr bool kKeepsKeys = (kWritesSlots || kRankedSlots > 0) && kColumns > 0 && !(kBinned && kSmall);
 
 // Returns the bits of the score of a candidate. Zeros share a key, and so do NaN.
 __device__ __forceinline__ u32 bits_of_candidate(u32 key, int position, const SlotWriter& slots) {
@@ -47,6 +54,36 @@ template <class Put> __device__ __forceinline__ void rank_frontier(const Frontie
     put(mine.rank, kTies && !kPositions ? tie_position(index) : index, entry_key(mine.entry));
 }
 
+// Writes the slots of a row in the order of their scores, from collected codes and keys, which are in the ring, and if
+// `rank_last` from the last frontier. Call by all threads.
+KSIEVE_RANKED void write_ranked(const RowTask& t, const Frontier& q, bool rank_last, const int* codes,
+                                             const int* keys) {
+  SharedStorage& s = shared_storage();
+  u64* area = reinterpret_cast<u64*>(s.ring);
+  const int k = static_cast<int>(s.rule.k);
+  const int last = k - (rank_last ? q.remaining_k : 0);
+  const int own = static_cast<int>(threadIdx.x);
+  auto element = [](int index, u32 key) { return make_entry(key, kTies ? tie_distance(index) : index); };
+  const SlotWriter slots(t.params, scores_of(t), t.row.id, kWindows ? s.base : 0);
+  __syncthreads();  // every thread's codes are collected, and the last candidates listed
+  u64 mine = ~0ull; // unless scores have changed meanwhile, every slot has a code
+  if (own < min(s.num_selected, last)) mine = element(index_of_code(codes[own]), static_cast<u32>(keys[own]));
+  __syncthreads(); // every code has been read
+  if (own < last) area[own] = mine;
+  if (rank_last && threadIdx.x >= kThreads - 32)
+    rank_frontier(q, [&](int rank, int index, u32 key) { area[last + rank] = element(index, key); });
+  rank_area(area, k);
+  slots.write(
+      0, k,
+      [&](int slot) {
+        const int at = entry_index(area[slot]);
+        if (kFold && !fills(t.params, t.row.id, slot, score_of_key(entry_key(area[slot])))) return -1;
+        return kTies ? tie_position(at) : at;
+      },
+      [&](int slot, int position) { return bits_of_candidate(entry_key(area[slot]), position, slots); }, kThreads, own);
+  slots.finish(k);
+}
+
 // Writes the stored candidates that belong to the answer; `q` is the last frontier. With a tie-break, the members of
 // `q` are written whose distance is at most `last_distance`. Returns whether slots are as they are to be, so that no
 // epilogue is needed. Call by all threads.
@@ -66,7 +103,7 @@ __device__ __forceinline__ bool emit_stored(const RowTask& t, const Frontier& q,
   constexpr int kCollected = sizeof(s.ring) / sizeof(int);
   constexpr int kKeys = kCollected / 2; // keys lie behind the codes
   int* ring = reinterpret_cast<int*>(s.ring);
-  constexpr bool kKeeps = kKeepsKeys && kWritesValues;
+  constexpr bool kKeeps = kKeepsKeys && (kWritesValues || kRanksSlots);
   constexpr u32 kMost = kKeeps ? kKeys : kCollected;
   u32 k = s.rule.k;
   int* out = s.rule.row_out;
@@ -161,7 +198,12 @@ __device__ __forceinline__ bool emit_stored(const RowTask& t, const Frontier& q,
       next += (wanted >> (from + b)) * sizeof(int); // shift and sum are one instruction
     }
   }
-  if constexpr (kKeepsKeys) {
+  if constexpr (kKeepsKeys && kRanksSlots) {
+    if (k <= kRankedSlots) {
+      write_ranked(t, q, rank_last, ring, ring + kKeys);
+      return true;
+    }
+  } else if constexpr (kKeepsKeys) {
     const SlotWriter slots(t.params, scores_of(t), t.row.id, kWindows ? s.base : 0);
     __syncthreads(); // every thread's codes are collected, and the last candidates listed
     const int last = static_cast<int>(k) - (rank_last ? q.remaining_k : 0);
