@@ -18,7 +18,13 @@ torch = pytest.importorskip("torch")
 __all__ = ["host"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-OURS = {"topk", "statistics", "statistics, 1 token", "statistics, 8 tokens", "kept", "sample"}
+OURS = {
+    "topk",
+    "statistics",
+    "kept",
+    "sample",
+    *(f"statistics, {name}" for name in ("1 token", "8 tokens", "any token")),
+}
 
 
 def sampled(probabilities, k, p, place, joint=False):

@@ -24,6 +24,9 @@ SHAPES = "64x128256:50,256x128256:50,64x151936:50,256x151936:50,1x128256:50,16x1
 PLAIN, P, JUDGED = "topk", 0.9, 3
 """The contender that others are compared with; p of kept sets and samples; rows of each answer that are verified."""
 
+COUNTS = {"1 token": 1, "8 tokens": 8}
+"""Tokens of each row among its k best, by contender. "any token" asks for a token that is not among them."""
+
 
 def cases(settings: Settings) -> list[Case]:
     """Shapes with their own k, in every dtype."""
@@ -52,8 +55,10 @@ def measure(case: Case, here: Here) -> Facts:
         scores.copy_(torch.randn(rows, width, generator=generator, device=scores.device) * 3)
     uniform = torch.rand(rows, generator=generator, device=sets[0].device)
     timed = {PLAIN: _plain(sets, k)}
-    for name, tokens in (("statistics", 0), ("statistics, 1 token", 1), ("statistics, 8 tokens", 8)):
-        timed[name] = _ours(name, sets, k, "statistics", tokens=_tokens(sets[0], k, tokens))
+    given = {"statistics": [None] * len(sets)}
+    given |= {f"statistics, {name}": [_tokens(scores, k, n) for scores in sets] for name, n in COUNTS.items()}
+    given["statistics, any token"] = [torch.full_like(tokens, width // 2) for tokens in given["statistics, 1 token"]]
+    timed |= {name: _ours(name, sets, k, "statistics", tokens) for name, tokens in given.items()}
     timed["kept"] = _ours("kept", sets, k, "kept", p=P)
     timed["sample"] = _ours("sample", sets, k, "sample", p=P, uniform=uniform)
     others, missing = samplers.contenders(samplers.Given(sets, k, P, uniform, _tokens(sets[0], k, 1)))
@@ -94,7 +99,7 @@ def _transient(call: Callable[[int], Any]) -> float:
 
 def _tokens(scores: Any, k: int, count: int) -> Any:
     """Tokens as a sampler gives them, among the k best."""
-    return scores.float().topk(k)[1][:, : 5 * count : 5].int().contiguous() if count else None
+    return scores.float().topk(k)[1][:, : 5 * count : 5].int().contiguous()
 
 
 def _plain(sets: list[Any], k: int) -> tuple[Contender, Callable[[int], Any]]:
@@ -113,15 +118,21 @@ def void(result: Any) -> None:
     """Nothing, of a call that fills its outputs."""
 
 
-def _ours(name: str, sets: list[Any], k: int, function: str, **given: Any) -> tuple[Contender, Callable[[int], Any]]:
-    """Contender of one of the three functions, whose first rows are compared with the CPU's, byte for byte."""
-    requests = [parse(scores, k, None, **given) for scores in sets]
+def _ours(
+    name: str, sets: list[Any], k: int, function: str, tokens: Sequence[Any] = (), **more: Any
+) -> tuple[Contender, Callable[[int], Any]]:
+    """Contender of one of the three functions, whose first rows are compared with the CPU's, byte for byte.
+
+    `tokens`: of each set, or None.
+    """
+    every = [more | {"tokens": own} for own in tokens] or [more] * len(sets)
+    requests = [parse(scores, k, None, **given) for scores, given in zip(sets, every, strict=True)]
     outs = [_result(function, request) for request in requests]
     plan, run = cuda.plan_of_request(requests[0]), getattr(cuda, function)
     workspace = plan.workspace()
 
     def check(i: int) -> bool:
-        own = {key: value[:JUDGED].cpu() if hasattr(value, "cpu") else value for key, value in given.items()}
+        own = {key: value[:JUDGED].cpu() if hasattr(value, "cpu") else value for key, value in every[i].items()}
         request = parse(sets[i][:JUDGED].cpu(), k, None, **own)
         right = _result(function, request)
         getattr(cpu, function)(request, right)
