@@ -18,13 +18,7 @@ torch = pytest.importorskip("torch")
 __all__ = ["host"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-OURS = {
-    "topk",
-    "statistics",
-    "kept",
-    "sample",
-    *(f"statistics, {name}" for name in ("1 token", "8 tokens", "any token")),
-}
+OURS = {*logits.OURS}
 
 
 def sampled(probabilities, k, p, place, joint=False):

@@ -24,6 +24,11 @@ SHAPES = "64x128256:50,256x128256:50,64x151936:50,256x151936:50,1x128256:50,16x1
 PLAIN, P, JUDGED = "topk", 0.9, 3
 """The contender that others are compared with; p of kept sets and samples; rows of each answer that are verified."""
 
+OURS = (
+    "topk", "statistics", "statistics, 1 token", "statistics, 8 tokens", "statistics, any token", "kept", "sample",
+)  # fmt: skip
+"""Names of ksieve's contenders."""
+
 COUNTS = {"1 token": 1, "8 tokens": 8}
 """Tokens of each row among its k best, by contender. "any token" asks for a token that is not among them."""
 

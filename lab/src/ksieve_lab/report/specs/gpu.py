@@ -288,7 +288,7 @@ SECTIONS = (
     Section(["general"], [OVER_TORCH], _EXACT),
     Section(["regress"], [BEFORE], _EXACT),
     Section(["options"], [OPTIONS], ["shapes/*/selectors/*/exact"], option_figures),
-    Section(["segments", "layer"], exact=["shapes/*/selectors/*/exact"]),
+    Section(["segments", "layer", "logits"], exact=["shapes/*/selectors/*/exact"]),
     Section(["trace"], [TRACES], ["traces/*/selectors/ksieve/exact"], trace_figures),
     Section(["worst"], [WORST], ["cases/*/selectors/ksieve/exact"], worst_figures),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ksieve_lab.bench import layer
+from ksieve_lab.bench import layer, logits, samplers
 from ksieve_lab.report.specs import engines, gpu, others, study
 from ksieve_lab.report.tables import Column, File, Section, Table, card, geometric_mean, judge, reached, render
 
@@ -165,6 +165,35 @@ def _layer(file: File) -> str:
             f"{max(every):+.1f} ([table](../internals/experiments.md#a-decode-layer)).")  # fmt: skip
 
 
+def _sampled(shape: Mapping[str, Any]) -> str:
+    """The fastest sampler of others."""
+    times = {name: gpu.microseconds(shape, name) for name in samplers.PEERS if name.endswith("sample")}
+    return min((name for name, us in times.items() if us == us), key=times.__getitem__)
+
+
+def _logits(files: Sequence[File]) -> Rows:
+    for shape in gpu.shapes(files[0].payload):
+        other = _sampled(shape)
+        yield {**shape, "other": f"{gpu.microseconds(shape, other):.1f} ({other.removesuffix(' sample')})"}
+
+
+LOGITS = Table(
+    [Column("rows x logits", gpu.size), Column("dtype", "dtype"), Column("read", "floor_us", "{:.1f}"),
+     *(Column(name, f"selectors/{name}/median_us", "{:.1f}") for name in (*logits.OURS, "vllm statistics")),
+     Column("other sample", "other")],
+    _logits, lambda files: f"Microseconds, k = 50; {source(files)}.",
+)  # fmt: skip
+
+
+def _sampler(file: File) -> str:
+    found = gpu.shapes(file.payload)
+    of = [gpu.microseconds(shape, "sample") / gpu.microseconds(shape, _sampled(shape)) for shape in found]
+    token = [shape["selectors"]["statistics, 1 token"]["of_plain"] for shape in found]
+    return (f"On an {card(file).split()[1]}, a sample takes {min(of):.2f} to {max(of):.2f} of the time of the engines' "
+            f"fastest sampler. Statistics with a token take {min(token):.1f} to {max(token):.1f} times as long as "
+            f"`topk` ([table](../internals/experiments.md#logits)).")  # fmt: skip
+
+
 def _blocks(files: Sequence[File]) -> Rows:
     return (row for row in others.BLOCKS.rows(files) if row["dtype"] == "float32")
 
@@ -298,6 +327,9 @@ def committed(files: Sequence[File], sections: Sequence[Section]) -> Iterator[tu
     for file in named("gpu-layer"):
         yield "docs/guide/options.md", "layer", _layer(file)
         yield "docs/internals/experiments.md", "layer", render(LAYER, [file])
+    for file in named("gpu-logits"):
+        yield "docs/guide/logits.md", "speed", _sampler(file)
+        yield "docs/internals/experiments.md", "logits", render(LOGITS, [file])
     for engine in engines.TITLES:
         yield "docs/guide/engines.md", f"{engine}-operators", engines.operators(engine)
     yield "docs/guide/engines.md", "times", engines.gained(files)
