@@ -1371,7 +1371,7 @@ def test_a_count_certifies_a_list():
 # ---- logits; test_logits.py has every dtype and option -------------------------------------------------------------
 
 
-@cites("C73", "C74", "C75")
+@cites("C73", "C74", "C75", "C76")
 def test_logits_of_rows():
     scores = scores_of("few_values", 5, 400, 9)
     scores[:2, ::3], scores[4, 7] = -np.inf, np.nan
@@ -1390,5 +1390,12 @@ def test_logits_of_rows():
     drawn = logits.sample(np.repeat(halves, 3, 0), 4, p=0.75, uniform=np.array([0.4, 0.9, np.nan], np.float32))
     assert drawn.tokens.tolist() == [1, 2, -1]
     assert drawn.flags.tolist() == [0, 0, logits.Flags.INVALID | logits.Flags.EMPTY]
+    whole = np.log(np.repeat(np.arange(1, 501, dtype=np.float32), 2))[None]  # a pair of each weight, in whole numbers
+    assert logits.kept(whole, p=0.25, capacity=3).tokens.tolist() == [[998, 999, 996]]
+    weights = np.repeat(np.arange(500, 0, -1), 2).cumsum() / 250_500  # the running probability
+    assert logits.kept(whole, p=0.25, capacity=3).counts.tolist() == [np.count_nonzero(weights < 0.25) + 1]
+    assert logits.kept(whole, p=0.9, min_p=0.4995, capacity=3).counts.tolist() == [502]
+    found_at = 999 ^ np.count_nonzero(weights <= 0.7) ^ 1  # by position within a pair
+    assert logits.sample(whole, uniform=0.7).tokens.tolist() == [found_at]
     alone = logits.statistics(scores[2:3], 30, tokens=np.ascontiguousarray(best.indices[2:3, ::-1]))
     assert [part[0].tobytes() for part in alone] == [part[2].tobytes() for part in found]

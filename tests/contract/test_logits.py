@@ -19,9 +19,10 @@ from ksieve.backends.cpu import runner
 from ksieve.core.keys import widen
 from ksieve.model import logits as model
 
-ROWS, CALLS, MARGIN = 50, 404, 1e-12
+ROWS, CALLS, MARGIN, WITHOUT_K = 50, 404, 1e-12, 1e-6
 TEMPERATURES = np.float32([0.01, 0.3, 0.7, 1, 1, 1.3, 10, 100, 0, -1, np.nan, np.inf])
 PARTS = np.float32([1e-3, 0.1, 0.5, 0.9, 0.95, 1, 1, 0, 1.5, np.nan])
+SCANNED = logits.Flags.SCANNED.value
 LEAST = np.float32([0, 1e-3, 0.05, 0.2, 1, -1, np.nan])
 
 
@@ -90,34 +91,37 @@ def check_call(rng, rows, width, k, dtype, convert=lambda array: array):
     scores, call = scores_of(rng, rows, width, dtype), call_of(rng, rows, width, k)
     slots = {"k": call["k"], "max_k": k} if "k" in call else {"k": k}
     first, capacity, near = bool(rng.random() < 0.3), int(rng.integers(1, k + 3)), 0
+    whole = rng.random() < 0.3
+    of, least = ({}, WITHOUT_K) if whole else (slots, MARGIN)
     plain, limits = take(call, *ALL), take(call, *ALL, "p", "min_p") | {"min_p_first": first}
     stats = asked(logits.statistics, scores, slots, convert, **plain, tokens=call["tokens"])
-    kept = asked(logits.kept, scores, slots, convert, **limits, capacity=capacity)
-    drawn = asked(logits.sample, scores, slots, convert, **limits, uniform=call["uniform"])
+    kept = asked(logits.kept, scores, of, convert, **limits, capacity=capacity)
+    drawn = asked(logits.sample, scores, of, convert, **limits, uniform=call["uniform"])
     for r in range(rows):
         own = {name: array[r] for name, array in call.items()}
         row = oracle.Row(scores[r], k, take(own, *ALL, "k"))
         check_statistics(row, own["tokens"], [None if part is None else part[r] for part in stats])
-        row = oracle.Row(scores[r], k, take(own, *ALL, "k", "p", "min_p"))
+        most, names = (width, ALL) if whole else (k, (*ALL, "k"))
+        row = oracle.Row(scores[r], most, take(own, *names, "p", "min_p"))
         tokens, sums, margin = row.kept(**take(own, "p", "min_p"), min_p_first=first)
         if kept.counts[r] != len(tokens):
-            assert margin < MARGIN
+            assert margin < least
             near += 1
             continue
         listed = min(len(tokens), capacity)
         assert kept.tokens[r].tolist() == [*tokens[:listed], *[-1] * (capacity - listed)]
         right = np.zeros(capacity)
         right[:listed] = (np.diff(sums, prepend=0.0) / sums[-1:])[:listed]
-        np.testing.assert_allclose(kept.probabilities[r], right, rtol=1e-7, atol=1e-12)
-        assert kept.flags[r] == row.flags | oracle.CAPACITY * (len(tokens) > capacity)
-        row = oracle.Row(scores[r], k, take(own, *ALL, "k", "p", "min_p", "uniform"))
-        assert drawn.flags[r] == row.flags
+        np.testing.assert_allclose(kept.probabilities[r], right, rtol=1e-7, atol=least)
+        assert kept.flags[r] & ~(whole * SCANNED) == row.flags | oracle.CAPACITY * (len(tokens) > capacity)
+        row = oracle.Row(scores[r], most, take(own, *names, "p", "min_p", "uniform"))
+        assert drawn.flags[r] & ~(whole * SCANNED) == row.flags
         if row.invalid or not len(tokens):
             assert drawn.tokens[r] == -1 and np.isnan(drawn.logprobs[r])
             continue
-        token, margin = row.draw(np.float64(own["uniform"]), tokens, sums)
+        token, margin = row.draw(np.float64(own["uniform"]), tokens, sums, whole)
         if drawn.tokens[r] != token:
-            assert margin < MARGIN
+            assert margin < least
             near += 1
         assert same(drawn.logprobs[r], row.token(int(drawn.tokens[r]))[0], 2, row.lse)
     return near
@@ -191,6 +195,9 @@ def functions_of(call, scores, k, first):
     yield partial(logits.statistics, **slots), take(call, *ALL, "k", "tokens") | {"logits": scores}
     yield partial(logits.kept, **slots, min_p_first=first, capacity=k + 1), take(call, *limits) | {"logits": scores}
     yield partial(logits.sample, **slots, min_p_first=first), take(call, *limits, "uniform") | {"logits": scores}
+    limits = (*ALL, "p", "min_p")
+    yield partial(logits.kept, min_p_first=first, capacity=k + 1), take(call, *limits) | {"logits": scores}
+    yield partial(logits.sample, min_p_first=first), take(call, *limits, "uniform") | {"logits": scores}
 
 
 def bytes_of(found):
@@ -402,7 +409,9 @@ def test_a_row_has_the_same_bytes_in_every_call(monkeypatch):
         found = (
             *logits.statistics(scores[part], 50, tokens=tokens, **plain),
             *logits.kept(scores[part], 50, **own),
+            *logits.kept(scores[part], capacity=50, **own),
             *logits.sample(scores[part], 50, uniform=np.ascontiguousarray(call["uniform"][part]), **own),
+            *logits.sample(scores[part], uniform=np.ascontiguousarray(call["uniform"][part]), **own),
         )
         return [[array[i].tobytes() for array in found] for i in range(len(found[0]))]
 
@@ -486,7 +495,9 @@ GOOD = np.zeros((4, 70), np.float32)
         ("width", {"logits": np.empty((1, (1 << 19) + 1), np.float32)}, "at most 524288"),
         ("k", {"k": 0}, "an int from 1"),
         ("k", {"k": 1025}, "at most 1024"),
-        ("k", {"k": None}, "an int from 1"),
+        ("capacity", {"k": None}, "an int from 1 to 1024 where k is None"),
+        ("capacity", {"k": None, "capacity": 1025}, "at most 1024"),
+        ("max_k", {"k": None, "max_k": 3, "capacity": 3}, "unless k is an array"),
         ("k", {"k": np.ones(4, np.int64), "max_k": 3}, "dtype int32"),
         ("k", {"k": np.ones(3, np.int32), "max_k": 3}, r"shape \(4,\)"),
         ("max_k", {"k": np.ones(4, np.int32)}, "an int from 1"),

@@ -48,11 +48,14 @@ class Row:
         with np.errstate(invalid="ignore"):
             return np.where(x == x[0], 1.0, np.exp((x - x[0]) / self.t))
 
-    def draw(self, uniform: float, tokens: np.ndarray, sums: np.ndarray) -> tuple[int, float]:
-        """The token that a uniform number draws from a kept set, and the margin by which it does."""
+    def draw(self, uniform: float, tokens: np.ndarray, sums: np.ndarray, whole: bool) -> tuple[int, float]:
+        """The token that a uniform number draws from a kept set, and the margin by which it does.
+
+        `whole`: without k, where the last tokens may have no mass.
+        """
         weights = self.weights(tokens)
         found = int(np.count_nonzero(sums <= uniform * sums[-1]))
-        margin = np.abs(sums[:-1] / sums[-1] - uniform).min(initial=1.0) if uniform < 1 else 1.0
+        margin = np.abs(sums[:-1] / sums[-1] - uniform).min(initial=1.0) if uniform < 1 or whole else 1.0
         return int(tokens[min(found, np.count_nonzero(weights > 2.0**-1000) - 1)]), float(margin)
 
     def token(self, token: int) -> tuple[float, int]:

@@ -29,14 +29,18 @@ _C = ctypes.PyDLL(None) if sys.platform == "linux" else None
 class _Rows(NamedTuple):
     """Some rows of a request, read.
 
-    `part`: which rows. `positions`, `values`: of the best scores, as `Statistics` has them. `exact`: log2(e) over
-    temperatures. `total`: logarithms to base 2 of the sums of powers. `flags`: all but `CAPACITY`.
+    `part`: which rows. `scores`, `lengths`: with -inf where tokens are masked out. `positions`, `values`: of the best
+    scores, as `Statistics` has them. `exact`, `factors`: from `ksieve.model.logits.factors`. `total`: logarithms to
+    base 2 of the sums of powers. `flags`: all but `CAPACITY` and `SCANNED`.
     """
 
     part: slice
+    scores: NDArray[Any]
+    lengths: NDArray[np.int64]
     positions: NDArray[np.int32]
     values: NDArray[Any]
     exact: model.F64
+    factors: model.F32
     total: model.F64
     flags: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -77,11 +81,14 @@ def kept(request: Request, out: Kept) -> None:
     columns = min(tokens.shape[1], request.k)
     for found in _read(request):
         part, rows = found.part, _kept_rows(request, found)
-        used = np.arange(columns) < rows.counts[:, None]
-        tokens[part], probabilities[part], counts[part] = -1, 0, rows.counts
+        flags[part] = found.flags
+        sizes, total, again = rows.counts, rows.total, np.flatnonzero(rows.counts < 0)
+        sizes[again], total[again], _ = _finish(request, found, again, flags[part])
+        used = np.arange(columns) < sizes[:, None]
+        tokens[part], probabilities[part], counts[part] = -1, 0, sizes
         tokens[part, :columns] = np.where(used, found.positions[:, :columns], -1)
-        probabilities[part, :columns] = np.where(used, rows.weights[:, :columns] / rows.total[:, None], 0)
-        flags[part] = found.flags | np.where(rows.counts > tokens.shape[1], model.Flags.CAPACITY, 0)
+        probabilities[part, :columns] = np.where(used, rows.weights[:, :columns] / total[:, None], 0)
+        flags[part] |= np.where(sizes > tokens.shape[1], np.int32(model.Flags.CAPACITY), 0)
 
 
 @default_arithmetic()
@@ -89,21 +96,35 @@ def sample(request: Request, out: Sample) -> None:
     """Fill samples."""
     tokens, logprobs, flags = map(as_numpy, out)
     for found in _read(request):
-        drawn = model.draw(_kept_rows(request, found), _numbers(request, "uniform", found.part))[:, None]
+        part, rows, uniform = found.part, _kept_rows(request, found), _numbers(request, "uniform", found.part)
+        flags[part] = found.flags
+        drawn = rows.draw(uniform)
+        again = np.flatnonzero(drawn == request.k)
+        missing, drawn = drawn < 0, np.minimum(drawn, request.k - 1)[:, None]
         place, score = (np.take_along_axis(array, drawn, 1)[:, 0] for array in (found.positions, widen(found.values)))
-        missing = drawn[:, 0] < 0
-        tokens[found.part] = np.where(missing, -1, place)
-        logprobs[found.part] = np.where(missing, np.nan, model.logprobs(score, found.exact, found.total))
-        flags[found.part] = found.flags
+        place[again] = _finish(request, found, again, flags[part])[2]
+        score[again] = widen(found.scores[again, place[again]])
+        tokens[part] = np.where(missing, -1, place)
+        logprobs[part] = np.where(missing, np.nan, model.logprobs(score, found.exact, found.total))
 
 
-def _kept_rows(request: Request, found: _Rows) -> model.KeptRows:
+def _kept_rows(request: Request, found: _Rows) -> model.KeptRows | model.Begun:
     scores = np.where((found.flags & model.Flags.NAN != 0)[:, None], np.float32(-np.inf), widen(found.values))
-    p, min_p = (
-        _numbers(request, name, found.part) if name in (*request.arrays, *request.numbers) else None
-        for name in ("p", "min_p")
-    )
+    p, min_p = (_numbers(request, name, found.part) if request.has(name) else None for name in ("p", "min_p"))
+    if request.whole:
+        return model.begin(scores, found.exact, found.factors, found.total, p, min_p, request.min_p_first)
     return model.keep(scores, found.exact, p, min_p, request.min_p_first)
+
+
+def _finish(request: Request, found: _Rows, rows: NDArray[np.int64], flags: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Read some rows again, and flag them; return the sizes of kept sets, their masses, and positions drawn."""
+    if not rows.size:
+        return np.empty((3, 0), np.int64)
+    flags[rows] |= np.int32(model.Flags.SCANNED)
+    p, min_p, uniform = (_numbers(request, name, found.part)[rows] for name in ("p", "min_p", "uniform"))
+    own = found.lengths[rows], found.factors[rows], widen(found.values[rows, 0])
+    numbers = np.stack([p, uniform, found.exact[rows], model.least_exponents(min_p)], 1)
+    return compiled.finish_all(found.scores, rows, *own, numbers, request.min_p_first).T
 
 
 def _numbers(request: Request, name: str, part: slice) -> NDArray[np.float32]:
@@ -111,7 +132,7 @@ def _numbers(request: Request, name: str, part: slice) -> NDArray[np.float32]:
     if name in request.arrays:
         return np.asarray(as_numpy(request.arrays[name])[part])
     rows = range(*part.indices(request.shape[0]))
-    return np.full(len(rows), request.numbers.get(name, 1), np.float32)
+    return np.full(len(rows), request.numbers.get(name, name != "min_p"), np.float32)
 
 
 def _read(
@@ -163,4 +184,6 @@ def _read_part(
     flags = sums.flags | np.where(total == -np.inf, model.Flags.EMPTY, 0) | np.where(usable, 0, model.Flags.INVALID)
     flags |= np.where((tokens != given).any(axis=1), model.Flags.TOKEN, 0)
     logprobs = model.logprobs(own, exact[:, None], total[:, None])
-    return _Rows(part, positions, values, exact, total, flags.astype(np.int32), logprobs, ranks)
+    return _Rows(
+        part, scores, lengths, positions, values, exact, factors, total, flags.astype(np.int32), logprobs, ranks
+    )

@@ -18,6 +18,7 @@ from ksieve.backends.cuda.packing import launched
 from ksieve.backends.cuda.runtime.launch import Launcher, kernel_of
 from ksieve.core import call as calls
 from ksieve.core.device import DeviceInfo
+from ksieve.core.errors import BackendError
 from ksieve.core.problem import Problem, inspect
 from ksieve.logits.problem import Kept, Request, Sample, Statistics
 from ksieve.planning import choose, memory
@@ -151,6 +152,8 @@ def _fold(request: Request, out: Statistics, totals: Any, family: str | None, wo
 
 def _keep(request: Request, out: Kept | Sample, family: str | None, workspace: Any) -> None:
     """Enqueue a selection, and what is kept of it or drawn from it."""
+    if request.whole:
+        raise BackendError("kept sets and samples without k run on the CPU alone: pass k, or logits.cpu()")
     (rows, _), k, empty = request.shape, request.k, request.empty
     best = Statistics(
         empty("int32", rows, k), empty("", rows, k), empty("float32", rows), None, None, empty("int32", rows)

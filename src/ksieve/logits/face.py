@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from ksieve.core.errors import ArgumentError, refuse_at_exit
-from ksieve.core.problem import check_size
-from ksieve.logits.problem import MAX_KEPT, Kept, Request, Sample, Statistics, parse
+from ksieve.core.problem import MAX_SIZE, check_size
+from ksieve.logits.problem import DRAWN_OF, MAX_KEPT, Kept, Request, Sample, Statistics, parse
 
 _Result = TypeVar("_Result", Statistics, Kept, Sample)
 
@@ -84,7 +84,7 @@ def statistics(
 
 def kept(
     logits: Any,
-    k: Any,
+    k: Any = None,
     *,
     max_k: int | None = None,
     p: Any = None,
@@ -99,8 +99,8 @@ def kept(
 
     Parameters
     ----------
-    k : int, or array of int32, shape (rows,)
-        The k best scores above -inf are kept, equal ones by position; up to 1,024.
+    k : int, or array of int32, shape (rows,), optional
+        The k best scores above -inf are kept, equal ones by position; up to 1,024. Default: the whole row.
     p : float, or array of float32, shape (rows,), optional
         The fewest best ones of these are kept whose probabilities among them sum to p or more; above 0. 1 keeps all.
     min_p : float, or array of float32, shape (rows,), optional
@@ -108,7 +108,7 @@ def kept(
     min_p_first : bool
         Whether min-p comes before top-p, as in vLLM. SGLang applies top-p first.
     capacity : int, optional
-        Columns of the result. Default: k.
+        Columns of the result. Default: k. Without k it is needed, and at most 1,024.
     logits, max_k, temperature, lengths, allowed
         As of `statistics`, with its errors.
 
@@ -120,7 +120,8 @@ def kept(
     Notes
     -----
     Weights ``2**((score - best) * log2(e) / temperature)`` are float64, and are added from the best on: a row's kept
-    set is the same in every batch.
+    set is the same in every batch. Without k they are integers, with a unit of 2**-41 of the best one or less. The
+    sums that are compared with `p` and `uniform` then err by less than 1e-6 of probability.
 
     Examples
     --------
@@ -130,12 +131,16 @@ def kept(
     >>> found.tokens.tolist(), found.counts.tolist(), found.probabilities.round(2)
     ([[1, 2, -1]], [2], array([[0.67, 0.33, 0.  ]], dtype=float32))
     """
+    if k is None and capacity is None:
+        raise ArgumentError("capacity", None, f"an int from 1 to {MAX_KEPT} where k is None: how many tokens to list")
+    most = (MAX_KEPT, "how many tokens are listed where k is None") if k is None else (MAX_SIZE,)
+    columns = None if capacity is None else check_size(capacity, "capacity", 1, *most)
     request = parse(
-        logits, k, max_k, MAX_KEPT, lengths=lengths, allowed=allowed, min_p_first=min_p_first,
+        logits, k, max_k, MAX_KEPT, lengths=lengths, allowed=allowed, min_p_first=min_p_first, whole=columns,
         temperature=temperature, p=p, min_p=min_p,
     )  # fmt: skip
     (rows, _), empty = request.shape, request.empty
-    columns = request.k if capacity is None else check_size(capacity, "capacity", 1)
+    columns = columns or request.k
     sets = empty("int32", rows, columns), empty("float32", rows, columns)
     found = Kept(*sets, empty("int32", rows), empty("int32", rows))
     return _filled(request, "kept", found)
@@ -143,7 +148,7 @@ def kept(
 
 def sample(
     logits: Any,
-    k: Any,
+    k: Any = None,
     *,
     uniform: Any,
     max_k: int | None = None,
@@ -181,7 +186,7 @@ def sample(
     if uniform is None:
         raise ArgumentError("uniform", None, "a number from 0 to 1, or an array of float32 with one for each row")
     request = parse(
-        logits, k, max_k, MAX_KEPT, lengths=lengths, allowed=allowed, min_p_first=min_p_first,
+        logits, k, max_k, MAX_KEPT, lengths=lengths, allowed=allowed, min_p_first=min_p_first, whole=DRAWN_OF,
         temperature=temperature, p=p, min_p=min_p, uniform=uniform,
     )  # fmt: skip
     (rows, _), empty = request.shape, request.empty

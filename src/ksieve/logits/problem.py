@@ -24,7 +24,10 @@ MAX_WIDTH = 1 << 19
 """Widest row: 64 bits hold the sums of so many terms."""
 
 MAX_KEPT = 1024
-"""Largest k of kept sets and samples."""
+"""Largest k of kept sets and samples, and largest capacity of sets without k."""
+
+DRAWN_OF = 64
+"""Best scores that a sample without k is drawn from, if they decide it; else the row is read again."""
 
 
 class Statistics(NamedTuple):
@@ -98,7 +101,7 @@ class Request:
 
     `k`: slots of a row. `dtype`: of the scores. `arrays`, `described`: the arrays by the names of their arguments,
     "logits" and an array "k" among them, all on one device; tokens are described as a matrix. `numbers`: those of
-    `ksieve.model.logits.RANGES` that are given and are no arrays.
+    `ksieve.model.logits.RANGES` that are given and are no arrays. `whole`: without k, the slots have the best scores.
     """
 
     k: int
@@ -107,6 +110,7 @@ class Request:
     described: Mapping[str, ArrayInfo]
     numbers: Mapping[str, np.float32]
     min_p_first: bool
+    whole: bool = False
 
     @property
     def library(self) -> str:
@@ -123,6 +127,10 @@ class Request:
         """Rows and width."""
         rows, width = self.described["logits"].shape
         return rows, width
+
+    def has(self, name: str) -> bool:
+        """Whether an argument is given."""
+        return name in self.arrays or name in self.numbers
 
     def empty(self, dtype: str, *shape: int) -> Any:
         """Make an array of the logits' library on their device, or say what JAX makes; of their own dtype for ""."""
@@ -148,9 +156,10 @@ def parse(
     lengths: Any = None,
     allowed: Any = None,
     min_p_first: bool = False,
+    whole: int | None = None,
     **numbers: Any,
 ) -> Request:
-    """Check the arguments of a call; `most`: largest k. Raises `ArgumentError`."""
+    """Check the arguments of a call; `most`: largest k; `whole`: slots without k. Raises `ArgumentError`."""
     read: Any = inspect
     if library_of(logits) == "jax" or traced_by_jax(k, tokens, lengths, allowed, *numbers.values()):
         from ksieve.frontends.jax.ops import described as read
@@ -169,6 +178,8 @@ def parse(
         vectors["k"], slots = (k, ("int32",)), problem.check_k(max_k, "max_k")
     elif max_k is not None:
         raise ArgumentError("max_k", shown(max_k), "nothing unless k is an array")
+    elif k is None and whole:
+        slots = whole
     else:
         slots = problem.check_k(k)
     problem.check_size(slots, "max_k" if "k" in vectors else "k", 1, most, "of which a set is kept")
@@ -187,7 +198,7 @@ def parse(
     for name, (array, least) in matrices.items():
         if array is not None:
             arrays[name], described[name] = array, _check_matrix(read(array, name), name, rows, least, device)
-    return Request(slots, dtype, arrays, described, given, min_p_first)
+    return Request(slots, dtype, arrays, described, given, min_p_first, whole=k is None)
 
 
 def _check_matrix(info: ArrayInfo, name: str, rows: int, least: int, device: Device) -> ArrayInfo:

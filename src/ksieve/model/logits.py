@@ -10,6 +10,10 @@ unit that its greatest score gives, if a power is more than 2^20 times above the
 scores times C reach 2^21, which float32 cannot reduce: its greatest score is first subtracted from all.
 
 **Kept set.** The weights ``2^((x - best) * C)`` are float64, and are added from the best on.
+
+**Kept set without k.** The mass of a score is the term that it adds where the greatest score gives the unit (`masses`).
+Integers again: no order changes the mass of a row. The best entries mostly decide the set, or the token that is drawn,
+as bounds of the row's mass follow from its log-sum-exp (`begin`). Where they do not, the row is read again.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
 
 
 class Flags(IntFlag):
@@ -42,9 +47,11 @@ class Flags(IntFlag):
         The temperature, p, min_p, k or uniform number in the row's array is out of range; the row counts as empty.
     INFINITE
         A score is inf. The log-sum-exp is inf, and a sample is one of the scores of inf.
+    SCANNED
+        Without k: the row was read again, because its best scores did not decide the kept set or the sample.
     """
 
-    NAN, EMPTY, TOKEN, CAPACITY, INVALID, INFINITE = 1, 2, 4, 8, 16, 32
+    NAN, EMPTY, TOKEN, CAPACITY, INVALID, INFINITE, SCANNED = 1, 2, 4, 8, 16, 32, 64
 
 
 POWER = (1.5326471e-4, 1.3390807e-3, 9.6185058e-3, 5.5503599e-2, 2.4022648e-1, 6.9314718e-1, 1.0)
@@ -65,6 +72,12 @@ the unit's have terms; those so far below have none; none is taken as farther.""
 
 FRACTION, SHIFT = 44, 22
 """Near terms are integers times ``2^(unit - 44)``, far terms integers times ``2^(unit - 44 + 22)``."""
+
+SPREAD = 2.0**-19
+"""The mass of a row, and the one by its log-sum-exp, differ by less than so much of it: by one at most per score."""
+
+UNBOUNDED = 2.0**63
+"""More than the mass of any row."""
 
 RANGES = {"temperature": (2.0**-100, 2.0**100), "p": (2.0**-149, 1.0), "min_p": (0.0, 1.0), "uniform": (0.0, 1.0)}
 """Least and most of each number of a row; all are float32, and the least `p` is the first above 0."""
@@ -128,7 +141,7 @@ def fma(a: Any, b: Any, c: Any) -> F32:
     return odd.astype(np.float32)
 
 
-def powers(x: F32, factor: F32) -> tuple[I64, I64]:
+def powers(x: F32, factor: Any) -> tuple[I64, I64]:
     """Return integers m of [2^23, 2^24) and exponents e: the powers of the scores are ``m * 2^(e - 23)``."""
     high, low = factor
     whole = fma(x, high, np.float32(ROUND)) - np.float32(ROUND)
@@ -208,12 +221,17 @@ def _summed(row: F32, score: Any, base: Any, factor: F32) -> list[int] | None:
     down = unit - e
     if down.min() < -ABOVE:
         return None
-    shift = np.where(down >= 0, np.minimum(down, NOTHING), NOTHING).astype(np.uint64)
-    half = np.uint64(1) << (shift + np.uint64(60 - FRACTION))
-    near = ((m.astype(np.uint64) << np.uint64(38)) + half) >> (shift + np.uint64(61 - FRACTION))
+    near = near_terms(m, down)
     far = np.where(down < 0, m << np.maximum(-down - 1, 0), 0).view(np.uint64)
     sums = [int(np.sum(part).view(np.int64)) for part in (near, far)]
     return [*sums, unit, int(np.float32(base).view(np.int32))]
+
+
+def near_terms(m: I64, down: I64) -> U64:
+    """Terms of powers whose exponents are so far below the unit's, rounded half up; 0 of those above it."""
+    shift = np.where(down >= 0, np.minimum(down, NOTHING), NOTHING).astype(np.uint64)
+    half = np.uint64(1) << (shift + np.uint64(60 - FRACTION))
+    return np.asarray(((m.astype(np.uint64) << np.uint64(38)) + half) >> (shift + np.uint64(61 - FRACTION)))
 
 
 # ---- what follows from the sums, and the kept set --------------------------------------------------------
@@ -246,6 +264,15 @@ class KeptRows(NamedTuple):
         last = np.maximum(self.counts - 1, 0)[:, None]
         return np.where(self.counts > 0, np.take_along_axis(self.sums, last, 1)[:, 0], 1.0)
 
+    def draw(self, uniform: F32) -> I64:
+        """Index of the entry of each row where the running sum exceeds ``uniform * total``; -1 without entries.
+
+        Where none does, it is the last kept entry whose weight is above 0.
+        """
+        found = np.count_nonzero(self.sums <= (uniform * self.total)[:, None], axis=1)
+        last = np.minimum(np.count_nonzero(self.weights, axis=1), self.counts) - 1
+        return np.asarray(np.minimum(found, last))
+
 
 def keep(scores: F32, exact: F64, p: F32 | None, min_p: F32 | None, min_p_first: bool) -> KeptRows:
     """Return the kept sets among entries in order; -inf in unused slots.
@@ -270,10 +297,102 @@ def keep(scores: F32, exact: F64, p: F32 | None, min_p: F32 | None, min_p_first:
     return KeptRows(weights, sums, np.minimum(counts, enough))
 
 
-def draw(kept: KeptRows, uniform: F32) -> I64:
-    """Index of the entry of each row where the running sum exceeds ``uniform * total``; -1 without entries.
+# ---- kept sets without k ---------------------------------------------------------------------------------
 
-    Where none does, it is the last kept entry whose weight is above 0.
+
+class Begun(NamedTuple):
+    """Kept sets without k, as far as the best entries tell.
+
+    `weights`, `sums`: masses of these entries, and their running sums. `there`: how many there are. `counts`: sizes of
+    the sets; -1 of those that are not decided. `least`, `most`: bounds of the set's mass, equal if it is decided.
     """
-    found = np.count_nonzero(kept.sums <= (uniform * kept.total)[:, None], axis=1)
-    return np.asarray(np.minimum(np.minimum(found, np.count_nonzero(kept.weights, axis=1) - 1), kept.counts - 1))
+
+    weights: U64
+    sums: U64
+    there: I64
+    counts: I64
+    least: F64
+    most: F64
+
+    @property
+    def total(self) -> U64:
+        """Mass of a decided set; 1 where there is none."""
+        return _sum_of(self.sums, np.maximum(self.counts, 0)) + (self.counts <= 0)
+
+    def draw(self, uniform: F32) -> I64:
+        """Index of the entry of each row whose running sum exceeds ``floor(uniform * mass)``; -1 without entries.
+
+        It is the last one of any mass where none does, and the number of slots where the entries do not decide.
+        """
+        with np.errstate(invalid="ignore"):
+            drawn = (np.floor(uniform * bound).astype(np.uint64) + np.uint64(1) for bound in (self.least, self.most))
+            last = np.where(self.counts < 0, np.uint64(UNBOUNDED), self.total)
+            low, high = (np.count_nonzero(self.sums < np.minimum(each, last)[:, None], axis=1) for each in drawn)
+        return np.where(self.there == 0, -1, np.where(low == high, low, self.sums.shape[1]))
+
+
+def masses(scores: F32, factor: F32) -> tuple[U64, I64, NDArray[np.bool_]]:
+    """Return the masses of entries in order, and exponents of the best power, in columns.
+
+    Also whether scores are not reduced; then the log-sum-exp bounds the mass of the row. `factor`: from `factors`.
+    """
+    best, (high, low) = scores[:, :1], np.split(factor, 2, axis=1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        within = abs(best * high) < np.float32(WITHIN)
+        base = np.where(within, np.float32(0), best)
+        reduced = np.where(scores == base, np.float32(0), scores - base)
+        exponent = powers(reduced[:, :1], (high, low))[1]
+        least = (exponent - FAR).astype(np.float32) / high
+        m, e = powers(np.maximum(reduced, least), (high, low))
+    found = near_terms(m, exponent + HEADROOM - e)
+    return np.where(scores > -np.inf, found, np.uint64(0)), exponent, within
+
+
+def least_exponents(min_p: F32) -> F64:
+    """Return log2(min_p): min-p keeps the scores with ``(x - best) * C`` of at least so much, in float64."""
+    return np.where(min_p > 0, log2(np.where(min_p > 0, min_p, 1).astype(np.float64)), -np.inf)
+
+
+def begin(
+    scores: F32, exact: F64, factor: F32, total: F64, p: F32 | None, min_p: F32 | None, min_p_first: bool
+) -> Begun:
+    """Decide kept sets without k by the best entries, if these do; a row with an unused slot has no others.
+
+    `scores`, `exact`, `p`, `min_p`: as of `keep`. `factor`: from `factors`. `total`: from `Sums.log2`.
+    """
+    mass, exponent, within = masses(scores, factor)
+    sums, there = np.cumsum(mass, axis=1, dtype=np.uint64), np.count_nonzero(scores > -np.inf, axis=1)
+    wide, beyond = scores.astype(np.float64), scores.shape[1] + 1
+    whole = np.where(there < scores.shape[1], there, beyond)  # the size of the row, if it is known
+    enough, endless = whole, np.full(len(whole), True)
+    if min_p is not None:
+        with np.errstate(invalid="ignore"):
+            scaled = np.where(scores == scores[:, :1], 0.0, (wide - wide[:, :1]) * exact[:, None])
+        enough = np.count_nonzero((scaled >= least_exponents(min_p)[:, None]) & (scores > -np.inf), axis=1)
+        enough, endless = np.where(enough < there, enough, whole), min_p == 0
+    of = enough if min_p_first else whole  # how many p counts
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = exp2((total - exponent[:, 0]) - 32) * 2.0 ** (FRACTION - HEADROOM + 32)
+        bounded = (of == beyond) & within[:, 0] & (endless if min_p_first else True)
+        least, most = np.where(bounded, size * (1 - SPREAD), 0), np.where(bounded, size * (1 + SPREAD), UNBOUNDED)
+        summed = _sum_of(sums, of % beyond).astype(np.float64)
+        least, most = (np.where(of < beyond, summed, bound) for bound in (least, most))
+        if p is None:
+            counts = np.array([of, of])
+        else:
+            needed = (np.ceil(p * bound).astype(np.uint64)[:, None] for bound in (least, most))
+            counts = np.array([np.minimum(np.count_nonzero(sums < each, axis=1) + 1, of) for each in needed])
+            counts = np.where(p < 1, counts, of)
+            endless = endless & (p >= 1)
+    low, high = np.minimum(counts, enough)
+    decided = (low == high) & (high < beyond)
+    summed = _sum_of(sums, np.where(decided, low, 0)).astype(np.float64)
+    least = np.where(decided, summed, np.where(endless, least, 0))
+    most = np.where(decided, summed, np.where(endless, most, UNBOUNDED))
+    return Begun(mass, sums, there, np.where(decided, low, -1), least, most)
+
+
+def _sum_of(sums: U64, counts: I64) -> U64:
+    """Running sum of so many entries of each row."""
+    found = np.take_along_axis(sums, np.maximum(counts - 1, 0)[:, None], 1)[:, 0]
+    return np.where(counts > 0, found, np.uint64(0))
