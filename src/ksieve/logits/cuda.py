@@ -33,7 +33,7 @@ FOLD = struct.Struct("=8Qqif")
 (addresses); tokens_pitch (elements), tokens_of_row; the temperature of every row, where it is no array."""
 
 KEEP = struct.Struct("=13Q2i4f2i")
-"""`Keep` of kernels/logits/keep.cu: positions, values, row_flags, totals, temperature, p, min_p, uniform, tokens,
+"""`Keep` of kernels/logits/keep.cuh: positions, values, row_flags, totals, temperature, p, min_p, uniform, tokens,
 probabilities, counts, logprobs, flags (addresses); k, columns; the four numbers of every row; min_p_first, and a
 reserved zero."""
 

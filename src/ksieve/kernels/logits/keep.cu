@@ -1,41 +1,10 @@
 // The kept set of each row, of which its sorted slots are the candidates, and a sample from it (model/logits.py, keep
 // and draw). A warp has a row. Weights are added one after another, so that the set is the same in every batch.
-#include "common/ranking.cuh"
-
-#include "common/doubles.cuh"
-
-struct Keep {
-  const int* positions;     // (rows, k), without gaps, best first; then -1
-  const void* values;       // their scores
-  const int* row_flags;     // (rows,) as stream/fold.cuh writes them
-  const double* totals;     // (rows,) logarithms to base 2 of the rows' sums; for samples
-  const float* temperature; // (rows,) each; null: the number below for every row
-  const float* p;
-  const float* min_p;
-  const float* uniform;
-  int* tokens;          // (rows, columns), without gaps
-  float* probabilities; // the same; null: samples are drawn, one for each row
-  int* counts;          // (rows,); of kept sets
-  float* logprobs;      // (rows,); of samples
-  int* flags;           // (rows,)
-  int k;
-  int columns;
-  float usual_temperature, usual_p, usual_min_p, usual_uniform;
-  int min_p_first;
-  int reserved;
-};
+#include "logits/keep.cuh"
 
 constexpr int kMostKept = 1024;
-constexpr int kHasNan = 1, kIsEmpty = 2, kOverCapacity = 8, kIsInvalid = 16;
 
 extern __shared__ __align__(16) double weights[]; // of the row, then their running sums
-
-// Returns the row's number of an argument, and whether it is in [least, most].
-__device__ __forceinline__ double number_of(const float* array, float usual, float least, float most, bool& usable) {
-  const float number = array ? array[blockIdx.x] : usual;
-  usable = usable && number >= least && number <= most;
-  return number;
-}
 
 // Returns how many of the first `count` numbers pass a test. Call by the warp.
 template <class Test> __device__ __forceinline__ int count_of(int count, Test test) {
