@@ -84,7 +84,9 @@ class OnDevice(problem.Request):
     def of(cls, request):
         described = {name: info._replace(device=Device("cuda", 0)) for name, info in request.described.items()}
         arrays = {name: fake(array) for name, array in request.arrays.items()}
-        return cls(request.k, request.dtype, arrays, described, request.numbers, request.min_p_first)
+        return cls(
+            request.k, request.dtype, arrays, described, request.numbers, request.min_p_first, whole=request.whole
+        )
 
     def empty(self, dtype, *shape):
         half = {"float16": "float16", "bfloat16": "uint16"}.get(self.dtype, self.dtype)
@@ -163,6 +165,22 @@ def limits_of(scores, width, seed=0):
     yield {"p": 0.5, "allowed": allowed}
     yield {"k": rng.integers(-1, K + 10, rows).astype(np.int32), "max_k": K, "min_p": 0.05, "temperature": 2.0}
     yield {"k": 1024, "p": 0.99, "temperature": 3.0}
+    for whole in (
+        {},
+        {"p": 0.9, "lengths": lengths},
+        {"min_p": min_p, "temperature": 3.0},
+        {"p": 0.5, "allowed": allowed},
+    ):
+        yield {"k": None} | whole
+    both = {"p": p, "min_p": min_p, "temperature": temperature, "lengths": lengths.astype(np.int64)}
+    yield {"k": None} | both
+    yield {"k": None, "min_p_first": True} | both
+    yield {"k": None, "p": np.float32(1 - rng.random(rows) ** 4), "temperature": 3000.0}
+
+
+def slots_of(given, slots):
+    """Arguments of a request, with its slots if there is no k."""
+    return given | {"whole": slots} if given.get("k", K) is None else given
 
 
 def kept_of(capacity):
@@ -190,12 +208,13 @@ def test_kept_sets_and_samples_equal_those_of_the_cpu(dtype, tally):
     scores, rng = rows_of(width, dtype), np.random.default_rng(1)
     for given in limits_of(scores, width):
         for capacity in (7, K, K + 9):
-            compare(scores, kept_of(capacity), lambda backend, *rest: backend.kept(*rest), "stream", 3, **given)
+            fill, own = lambda backend, *rest: backend.kept(*rest), slots_of(given, capacity)
+            compare(scores, kept_of(capacity), fill, "stream", 3, **own)
         uniform = rng.random(len(scores), np.float32)
         uniform[:3], uniform[8:10] = (0, 1, np.nan), 1  # rows 8 and 9 have weights of 0
         for drawn in (uniform, 0.5):
             fill = lambda backend, *rest: backend.sample(*rest)  # noqa: E731
-            compare(scores, sample_of, fill, "stream", uniform=drawn, **given)
+            compare(scores, sample_of, fill, "stream", uniform=drawn, **slots_of(given, problem.DRAWN_OF))
         tally.add(f"logits-kept-{dtype}", 5 * len(scores), [])
 
 
@@ -208,8 +227,11 @@ def check_few(family, dtype):
         count += 1
     compare(scores, kept_of(7), lambda backend, *rest: backend.kept(*rest), family, 1, p=0.9, min_p=0.05)
     uniform = np.linspace(0, 1, len(scores), dtype=np.float32)
-    compare(scores, sample_of, lambda backend, *rest: backend.sample(*rest), family, 1, p=0.9, uniform=uniform)
-    return count + 2
+    for own in ({}, {"k": None, "whole": problem.DRAWN_OF}):
+        compare(
+            scores, sample_of, lambda backend, *rest: backend.sample(*rest), family, 1, p=0.9, uniform=uniform, **own
+        )
+    return count + 3
 
 
 needs_cuda = pytest.mark.skipif(HOST, reason="needs the CUDA backend")
@@ -228,7 +250,9 @@ def test_vocabularies(rows, width, dtype, tally):
     for given in calls_of(x, width):
         compare(x, statistics_of, fill_statistics, None, 1, **given)
     for given in limits_of(x, width):
-        compare(x, kept_of(K), lambda backend, *rest: backend.kept(*rest), None, **given)
+        compare(x, kept_of(K), lambda backend, *rest: backend.kept(*rest), None, **slots_of(given, K))
+        fill, own = lambda backend, *rest: backend.sample(*rest), slots_of(given, problem.DRAWN_OF)
+        compare(x, sample_of, fill, None, uniform=0.7, **own)
     tally.add(f"logits-vocabularies-{dtype}", rows * 10, [])
 
 
@@ -262,6 +286,7 @@ def test_graphs(rows, dtype, tally):
         return (
             logits.statistics(held, K, tokens=tokens), logits.kept(held, K, p=0.9),
             logits.sample(held, K, p=0.9, uniform=uniform),
+            logits.kept(held, p=0.9, capacity=K), logits.sample(held, p=0.9, uniform=uniform),
         )  # fmt: skip
 
     graph, found = runner.captured(call)
@@ -277,6 +302,7 @@ def test_graphs(rows, dtype, tally):
         own = (
             logits.statistics(host, K, tokens=tokens.cpu()), logits.kept(host, K, p=0.9),
             logits.sample(host, K, p=0.9, uniform=uniform.cpu()),
+            logits.kept(host, p=0.9, capacity=K), logits.sample(host, p=0.9, uniform=uniform.cpu()),
         )  # fmt: skip
         for one, other, cpu_one in zip(got, right, own, strict=True):
             for a, b, c in zip(one, other, [x for x in cpu_one if x is not None], strict=True):

@@ -1,6 +1,7 @@
 """CUDA backend of `ksieve.logits`: selections by the streaming kernels, whose first scan folds the row too.
 
-A kept set, or a sample, is made of the selection by a second kernel (kernels/logits/keep.cu).
+A kept set, or a sample, is made of the selection by a second kernel (kernels/logits/keep.cu), which also reads the row
+where there is no k (kernels/logits/nucleus.cu).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from ksieve.backends.cuda.packing import launched
 from ksieve.backends.cuda.runtime.launch import Launcher, kernel_of
 from ksieve.core import call as calls
 from ksieve.core.device import DeviceInfo
-from ksieve.core.errors import BackendError
 from ksieve.core.problem import Problem, inspect
 from ksieve.logits.problem import Kept, Request, Sample, Statistics
 from ksieve.planning import choose, memory
@@ -37,6 +37,10 @@ KEEP = struct.Struct("=13Q2i4f2i")
 probabilities, counts, logprobs, flags (addresses); k, columns; the four numbers of every row; min_p_first, and a
 reserved zero."""
 
+NUCLEUS = struct.Struct(f"{KEEP.format}2Qq2i")
+"""`Nucleus` of kernels/logits/nucleus.cu: a `Keep`; scores, lengths (addresses); the scores' pitch (elements); width,
+and whether lengths have 64 bits."""
+
 MASK = struct.Struct("=3Q2q2i")
 """`Mask` of kernels/logits/mask.cu: scores, allowed, out (addresses); their pitches (elements); width, parts."""
 
@@ -49,6 +53,7 @@ NUMBERS = ("temperature", "p", "min_p", "uniform")
 BARE = {
     "logits/keep": {"threads": 32, "ctas_per_sm": 14, "shared": 16 * 1024},
     "logits/mask": {"threads": 256, "ctas_per_sm": 8, "shared": 0},
+    "logits/nucleus": {"threads": 512, "ctas_per_sm": 2, "shared": 33 * 1024},
 }
 """Kernels without a plan, and their launch shapes."""
 
@@ -152,9 +157,8 @@ def _fold(request: Request, out: Statistics, totals: Any, family: str | None, wo
 
 def _keep(request: Request, out: Kept | Sample, family: str | None, workspace: Any) -> None:
     """Enqueue a selection, and what is kept of it or drawn from it."""
-    if request.whole:
-        raise BackendError("kept sets and samples without k run on the CPU alone: pass k, or logits.cpu()")
-    (rows, _), k, empty = request.shape, request.k, request.empty
+    (rows, width), k, empty = request.shape, request.k, request.empty
+    request = _masked(request) if rows and "allowed" in request.arrays else request
     best = Statistics(
         empty("int32", rows, k), empty("", rows, k), empty("float32", rows), None, None, empty("int32", rows)
     )
@@ -170,7 +174,13 @@ def _keep(request: Request, out: Kept | Sample, family: str | None, workspace: A
         *(made.get(name, 0) for name in ("tokens", "probabilities", "counts", "logprobs", "flags")),
         k, columns, *(float(request.numbers.get(name, name != "min_p")) for name in NUMBERS), request.min_p_first, 0,
     )  # fmt: skip
-    _launch(request, "logits/keep", KEEP, keep, rows)
+    if not request.whole:
+        _launch(request, "logits/keep", KEEP, keep, rows)
+        return
+    own, lengths = request.described["logits"], request.described.get("lengths")
+    pitch, long = own.strides[0] if rows > 1 else width, lengths is not None and lengths.dtype == "int64"
+    row = own.pointer, _given(request, "lengths"), pitch, width, long
+    _launch(request, "logits/nucleus", NUCLEUS, (*keep, *row), rows)
 
 
 def _masked(request: Request) -> Request:

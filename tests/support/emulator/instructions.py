@@ -184,6 +184,8 @@ def convert(f: Function, parts: list[str], o: list[str], line: int) -> str:
         if rounding != ["rn"]:
             raise UnknownInstructionError(".".join(parts))
         return f.write(o[0], f"(float){a}", "f32")
+    if (to, of) == ("u64", "f64"):
+        return f.write(o[0], f"(uint64_t){ {'rzi': 'trunc', 'rpi': 'ceil'}[rounding[0]] }({a})", "u64")
     if rounding:
         raise UnknownInstructionError(".".join(parts))
     return f.write(o[0], f"({C_TYPES[to]}){a}", to)
