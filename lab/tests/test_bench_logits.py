@@ -19,6 +19,11 @@ __all__ = ["host"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 OURS = {*logits.OURS}
+ALONE = {f"{logits.ALONE}, {name}" for name in logits.SPREADS}
+WITHOUT_K = {f"{peer}, {name}" for peer in samplers.WITHOUT_K for name in logits.SPREADS}
+
+
+PEAKED = [f"{peer}, peaked" for peer in samplers.WITHOUT_K]  # of which some sets have one token
 
 
 def sampled(probabilities, k, p, place, joint=False):
@@ -48,6 +53,9 @@ def engines(monkeypatch):
     modules = {
         "flashinfer.sampling": {
             "top_k_top_p_sampling_from_logits": from_logits, "top_k_top_p_sampling_from_probs": from_probs,
+            "top_p_sampling_from_probs": lambda probabilities, p, **_: sampled(
+                probabilities, probabilities.shape[1], p, made.place, joint=True
+            ),
         },
         "flashinfer.cake_sampling": {"top_k_top_p_sampling_from_probs": from_probs},
         "vllm.v1.sample.ops.topk_topp_sampler": {
@@ -83,10 +91,11 @@ def found(shapes="3x4000:50"):
 
 def test_every_contender_is_verified(here, engines):
     for dtype, selectors in found("3x4000:50,2x4001:20").items():
-        assert set(selectors) == OURS | set(samplers.PEERS), dtype
+        alone = ALONE | WITHOUT_K if dtype == "float32" else set()
+        assert set(selectors) == OURS | set(samplers.PEERS) | alone, dtype
         for name, facts in selectors.items():
             assert facts["exact"] is True and facts["median_us"] == OTHER_US and facts["of_plain"] == 1, (name, facts)
-            assert facts["transient_mib"] == (0.5 if name in OURS - {"topk"} else 1.5), name
+            assert facts["transient_mib"] == (0.5 if name in (OURS | ALONE) - {"topk"} else 1.5), name
 
 
 @pytest.mark.parametrize("place", [1, -1])
@@ -95,6 +104,7 @@ def test_a_token_outside_the_kept_set_is_wrong(here, engines, place):
     for selectors in found().values():
         verdicts = {name: selectors[name]["exact"] for name, (operators, *_) in samplers.PEERS.items() if operators}
         assert verdicts == {name: place > 0 and name != "vllm sample" for name in verdicts}
+        assert all(facts["exact"] is (place > 0) for name, facts in selectors.items() if name in WITHOUT_K - {*PEAKED})
 
 
 def test_what_is_not_installed_is_said(here, engines, monkeypatch):

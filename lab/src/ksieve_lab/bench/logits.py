@@ -11,7 +11,7 @@ import ksieve
 from ksieve import api
 from ksieve.core.arrays import as_numpy
 from ksieve.logits import Kept, Sample, Statistics, cpu, cuda
-from ksieve.logits.problem import parse
+from ksieve.logits.problem import DRAWN_OF, parse
 from ksieve.tuning import tasks
 from ksieve.tuning.timing import Contender
 from ksieve_lab.bench import floor, gpu, samplers
@@ -28,6 +28,9 @@ OURS = (
     "topk", "statistics", "statistics, 1 token", "statistics, 8 tokens", "statistics, any token", "kept", "sample",
 )  # fmt: skip
 """Names of ksieve's contenders."""
+
+ALONE, SPREADS = "p alone", {"flat": 0.5, "normal": 3.0, "peaked": 12.0}
+"""A sample without k, and the standard deviations of the float32 logits that it is timed with."""
 
 COUNTS = {"1 token": 1, "8 tokens": 8}
 """Tokens of each row among its k best, by contender. "any token" asks for a token that is not among them."""
@@ -66,17 +69,30 @@ def measure(case: Case, here: Here) -> Facts:
     timed |= {name: _ours(name, sets, k, "statistics", tokens) for name, tokens in given.items()}
     timed["kept"] = _ours("kept", sets, k, "kept", p=P)
     timed["sample"] = _ours("sample", sets, k, "sample", p=P, uniform=uniform)
-    others, missing = samplers.contenders(samplers.Given(sets, k, P, uniform, _tokens(sets[0], k, 1)))
-    timed |= others
-    read, selectors = gpu.timed(
-        floor.contenders(sets, None, here.device), [contender for contender, _ in timed.values()], len(sets),
-        sets[0].numel() * sets[0].element_size(), rounds=here.settings.rounds,
-    )  # fmt: skip
-    for name, of in selectors.items():
+    asked = samplers.Given(sets, k, P, uniform, _tokens(sets[0], k, 1))
+
+    def judged(timed: dict[str, Any], peers: samplers.Peers) -> tuple[Facts, dict[str, Facts]]:
+        others, missing = samplers.contenders(asked, peers)
+        timed |= others
+        read, found = gpu.timed(
+            floor.contenders(sets, None, here.device), [contender for contender, _ in timed.values()], len(sets),
+            sets[0].numel() * sets[0].element_size(), rounds=here.settings.rounds,
+        )  # fmt: skip
+        for name, of in found.items():
+            if "median_us" in of:
+                of["transient_mib"] = _transient(timed[name][1])
+        return read, found | {name: {"unsupported": reason, "exact": None} for name, reason in missing.items()}
+
+    read, selectors = judged(timed, samplers.PEERS)
+    for name, spread in SPREADS.items() if dtype == "float32" else ():
+        for scores in sets:
+            scores.normal_(0, spread, generator=generator)
+        own = _ours(ALONE, sets, None, "sample", p=P, uniform=uniform, whole=DRAWN_OF)
+        found = judged({ALONE: own}, samplers.WITHOUT_K)[1]
+        selectors |= {f"{contender}, {name}": of for contender, of in found.items()}
+    for of in selectors.values():
         if "median_us" in of and "median_us" in selectors[PLAIN]:
             of["of_plain"] = of["median_us"] / selectors[PLAIN]["median_us"]
-            of["transient_mib"] = _transient(timed[name][1])
-    selectors |= {name: {"unsupported": reason, "exact": None} for name, reason in missing.items()}
     return facts | read | {"selectors": selectors}
 
 
@@ -124,7 +140,7 @@ def void(result: Any) -> None:
 
 
 def _ours(
-    name: str, sets: list[Any], k: int, function: str, tokens: Sequence[Any] = (), **more: Any
+    name: str, sets: list[Any], k: int | None, function: str, tokens: Sequence[Any] = (), **more: Any
 ) -> tuple[Contender, Callable[[int], Any]]:
     """Contender of one of the three functions, whose first rows are compared with the CPU's, byte for byte.
 

@@ -8,8 +8,8 @@ verified of a sample is that each token lies in the kept set.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -20,6 +20,9 @@ from ksieve_lab.bench.engine_calls import UnsupportedError, own_of
 
 Run = Callable[[int], tuple[Any, ...]]
 """Answer on an input set."""
+
+Peers = Mapping[str, tuple[tuple[Operator, ...], Callable[..., Run], Callable[..., bool]]]
+"""Operators, call and verdict of every peer, by name."""
 
 SLACK = 1e-6
 """Probability by which the float32 sums of a peer may pass p."""
@@ -56,10 +59,10 @@ class Given:
         return torch.softmax(self.sets[i], 1, dtype=torch.float32)
 
 
-def contenders(given: Given) -> tuple[dict[str, tuple[Contender, Run]], dict[str, str]]:
+def contenders(given: Given, peers: Peers) -> tuple[dict[str, tuple[Contender, Run]], dict[str, str]]:
     """Return peers and their calls, by name, and why the others are not here."""
     found, missing = {}, {}
-    for name, (operators, make, right) in PEERS.items():
+    for name, (operators, make, right) in peers.items():
         try:
             run = make(given, *map(own_of, operators))
         except UnsupportedError as error:
@@ -157,6 +160,11 @@ def _fused(given: Given, sample: Any) -> Run:
     return lambda i: (sample(given.probabilities(i), given.k, given.p, philox_seed=i, philox_offset=0),)
 
 
+def _top_p(given: Given, sample: Any) -> Run:
+    """What FlashInfer and SGLang call without a k."""
+    return lambda i: (sample(given.probabilities(i), given.p, deterministic=True, **given.seeds[i]),)
+
+
 def _vllm(given: Given, keep: Any, draw: Any) -> Run:
     """`TopKTopPSampler.forward_native` of vLLM, which writes to its scores: the copy is what a temperature costs."""
     import torch
@@ -194,20 +202,26 @@ def _drawn(given: Given, scores: Any, tokens: Any, joint: bool = False) -> bool:
     tokens, scores = tokens.view(-1, 1).long(), scores.double()
     if not ((tokens >= 0) & (tokens < scores.shape[1])).all():
         return False
-    own, least = scores.gather(1, tokens), scores.topk(given.k)[0][:, -1:]
+    whole = given.k >= scores.shape[1]
+    own, least = scores.gather(1, tokens), scores.amin(1, True) if whole else scores.topk(given.k)[0][:, -1:]
     weights = scores.softmax(1)
     better = weights.where(scores > own, 0).sum(1)
     total = 1 if joint else weights.where(scores >= least, 0).sum(1)
     return bool(((own >= least)[:, 0] & (better < (given.p + SLACK) * total)).all())
 
 
+def _drawn_of_row(given: Given, scores: Any, tokens: Any) -> bool:
+    return _drawn(replace(given, k=scores.shape[1]), scores, tokens, joint=True)
+
+
 _LOGITS = Operator("flashinfer.sampling:", "top_k_top_p_sampling_from_logits", "")
 _PROBABILITIES = Operator("flashinfer.sampling:", "top_k_top_p_sampling_from_probs", "")
+_TOP_P = Operator("flashinfer.sampling:", "top_p_sampling_from_probs", "")
 _FUSED = Operator("flashinfer.cake_sampling:", "top_k_top_p_sampling_from_probs", "")
 _KEEP, _DRAW = (
     Operator("vllm.v1.sample.ops.topk_topp_sampler:", name, "") for name in ("apply_top_k_top_p", "random_sample")
 )
-PEERS: dict[str, tuple[tuple[Operator, ...], Callable[..., Run], Callable[..., bool]]] = {
+PEERS: Peers = {
     "torch statistics": ((), _torch_statistics, _selected),
     "vllm statistics": ((), _vllm_statistics, _ranked),
     "torch sample": ((), _torch_sample, _drawn),
@@ -217,4 +231,4 @@ PEERS: dict[str, tuple[tuple[Operator, ...], Callable[..., Run], Callable[..., b
     "vllm flashinfer sample": ((_LOGITS,), _vllm_flashinfer, _drawn),
     "vllm sample": ((_KEEP, _DRAW), _vllm, _drawn),
 }
-"""Operators, call and verdict of every peer."""
+WITHOUT_K: Peers = {"flashinfer, p alone": ((_TOP_P,), _top_p, _drawn_of_row)}
