@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ksieve_lab.bench import logits
 from ksieve_lab.report.figures import Figure, Mark, size_text
 from ksieve_lab.report.tables import Column, File, Section, Table, card, entry, geometric_mean, reached
 
@@ -288,7 +289,8 @@ SECTIONS = (
     Section(["general"], [OVER_TORCH], _EXACT),
     Section(["regress"], [BEFORE], _EXACT),
     Section(["options"], [OPTIONS], ["shapes/*/selectors/*/exact"], option_figures),
-    Section(["segments", "layer", "logits"], exact=["shapes/*/selectors/*/exact"]),
+    Section(["segments", "layer"], exact=["shapes/*/selectors/*/exact"]),
+    Section(["logits"], exact=[f"shapes/*/selectors/{name}/exact" for name in logits.OURS]),
     Section(["trace"], [TRACES], ["traces/*/selectors/ksieve/exact"], trace_figures),
     Section(["worst"], [WORST], ["cases/*/selectors/ksieve/exact"], worst_figures),
 )

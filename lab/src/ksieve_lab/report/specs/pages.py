@@ -185,6 +185,14 @@ LOGITS = Table(
 )  # fmt: skip
 
 
+_ALONE = [f"{name}, {spread}" for spread in logits.SPREADS for name in (logits.ALONE, *samplers.WITHOUT_K)]
+ALONE = Table(
+    [Column("rows x logits", gpu.size), *(Column(name, f"selectors/{name}/median_us", "{:.1f}") for name in _ALONE)],
+    lambda files: (shape for shape in gpu.shapes(files[0].payload) if shape["dtype"] == "float32"),
+    "Microseconds of samples without k, from float32 logits of three spreads:",
+)  # fmt: skip
+
+
 def _sampler(file: File) -> str:
     found = gpu.shapes(file.payload)
     of = [gpu.microseconds(shape, "sample") / gpu.microseconds(shape, _sampled(shape)) for shape in found]
@@ -329,7 +337,7 @@ def committed(files: Sequence[File], sections: Sequence[Section]) -> Iterator[tu
         yield "docs/internals/experiments.md", "layer", render(LAYER, [file])
     for file in named("gpu-logits"):
         yield "docs/guide/logits.md", "speed", _sampler(file)
-        yield "docs/internals/experiments.md", "logits", render(LOGITS, [file])
+        yield "docs/internals/experiments.md", "logits", f"{render(LOGITS, [file])}\n\n{render(ALONE, [file])}"
     for engine in engines.TITLES:
         yield "docs/guide/engines.md", f"{engine}-operators", engines.operators(engine)
     yield "docs/guide/engines.md", "times", engines.gained(files)
