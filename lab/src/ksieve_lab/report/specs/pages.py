@@ -179,7 +179,7 @@ def _logits(files: Sequence[File]) -> Rows:
 
 LOGITS = Table(
     [Column("rows x logits", gpu.size), Column("dtype", "dtype"), Column("read", "floor_us", "{:.1f}"),
-     *(Column(name, f"selectors/{name}/median_us", "{:.1f}") for name in (*logits.OURS, "vllm statistics")),
+     *(Column(name, f"selectors/{name}/median_us?", "{:.1f}") for name in (*logits.OURS, "vllm statistics")),
      Column("other sample", "other")],
     _logits, lambda files: f"Microseconds, k = 50; {source(files)}.",
 )  # fmt: skip
@@ -187,7 +187,7 @@ LOGITS = Table(
 
 _ALONE = [f"{name}, {spread}" for spread in logits.SPREADS for name in (logits.ALONE, *samplers.WITHOUT_K)]
 ALONE = Table(
-    [Column("rows x logits", gpu.size), *(Column(name, f"selectors/{name}/median_us", "{:.1f}") for name in _ALONE)],
+    [Column("rows x logits", gpu.size), *(Column(name, f"selectors/{name}/median_us?", "{:.1f}") for name in _ALONE)],
     lambda files: (shape for shape in gpu.shapes(files[0].payload) if shape["dtype"] == "float32"),
     "Microseconds of samples without k, from float32 logits of three spreads:",
 )  # fmt: skip
@@ -199,7 +199,7 @@ def _sampler(file: File) -> str:
     token = [shape["selectors"]["statistics, 1 token"]["of_plain"] for shape in found]
     return (f"On an {card(file).split()[1]}, a sample takes {min(of):.2f} to {max(of):.2f} of the time of the engines' "
             f"fastest sampler. Statistics with a token take {min(token):.1f} to {max(token):.1f} times as long as "
-            f"`topk` ([table](../internals/experiments.md#logits)).")  # fmt: skip
+            "`topk`.")  # fmt: skip
 
 
 def _blocks(files: Sequence[File]) -> Rows:
@@ -336,8 +336,9 @@ def committed(files: Sequence[File], sections: Sequence[Section]) -> Iterator[tu
         yield "docs/guide/options.md", "layer", _layer(file)
         yield "docs/internals/experiments.md", "layer", render(LAYER, [file])
     for file in named("gpu-logits"):
-        yield "docs/guide/logits.md", "speed", _sampler(file)
-        yield "docs/internals/experiments.md", "logits", f"{render(LOGITS, [file])}\n\n{render(ALONE, [file])}"
+        yield "docs/internals/experiments.md", "logits", "\n\n".join((
+            _sampler(file), render(LOGITS, [file]), render(ALONE, [file]),
+        ))  # fmt: skip
     for engine in engines.TITLES:
         yield "docs/guide/engines.md", f"{engine}-operators", engines.operators(engine)
     yield "docs/guide/engines.md", "times", engines.gained(files)
