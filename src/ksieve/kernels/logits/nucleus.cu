@@ -150,6 +150,15 @@ template <class See> __device__ __forceinline__ void scan(See see) {
   }
 }
 
+// Adds to a sum in two words: an atomic addition of 64 bits would be a loop.
+__device__ __forceinline__ void add_words(u64* sum, u64 value) {
+  u32* words = reinterpret_cast<u32*>(sum);
+  const u32 low = static_cast<u32>(value);
+  const u32 was = atomicAdd(words, low);
+  const u32 high = static_cast<u32>(value >> 32) + (was + low < was);
+  if (high) atomicAdd(words + 1, high);
+}
+
 // Adds the masses and numbers of the scores to bins. `find(row, key, score)` is one, or kBins; `note` sees all masses.
 // Call by all threads; returns behind a barrier.
 template <class Bin, class Note> __device__ __forceinline__ void divide(Bin find, Note note) {
@@ -165,7 +174,7 @@ template <class Bin, class Note> __device__ __forceinline__ void divide(Bin find
     const u64 own = row.mass(score);
     note(row, key, own);
     if (threadIdx.x % 32 != __ffs(same) - 1) return;
-    atomicAdd(&s.masses[number], own * __popc(same));
+    add_words(&s.masses[number], own * __popc(same));
     atomicAdd(&s.counts[number], __popc(same));
   });
   __syncthreads(); // every score is counted
