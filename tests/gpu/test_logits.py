@@ -47,7 +47,8 @@ def calls_of(scores, width, seed=0):
     tokens[:, :10] = np.take_along_axis(best, rng.integers(0, K + 10, (rows, 10)), 1)
     tokens[:, 1:4] = rng.integers(0, 30, (rows, 3))  # of short rows too
     lengths = rng.integers(0, width + 9, rows).astype(np.int32)
-    lengths[[0, 3, 5]] = 30, 0, min(700, width)
+    if rows > 5:
+        lengths[[0, 3, 5]] = 30, 0, min(700, width)
     temperature = rng.choice(np.float32([0.01, 0.5, 0.7, 1, 1 / 1.4426950, 2.88539, 3, 100, 0, np.nan]), rows)
     yield {}
     yield {"tokens": tokens[:, 0].copy()}
@@ -56,7 +57,8 @@ def calls_of(scores, width, seed=0):
     yield {"k": own, "max_k": K, "tokens": tokens[:, :8].copy(), "temperature": 0.7}
     allowed = rng.integers(-(1 << 31), 1 << 31, (rows, -(-width // 32) + 1)).astype(np.int32)
     allowed[::3] &= rng.integers(-(1 << 31), 1 << 31, allowed.shape).astype(np.int32)[::3]
-    allowed[5], allowed[4, :-3] = -1, 0
+    if rows > 5:
+        allowed[5], allowed[4, :-3] = -1, 0
     yield {"allowed": allowed, "tokens": tokens, "lengths": lengths}
 
 
