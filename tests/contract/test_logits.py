@@ -374,6 +374,17 @@ def test_tokens_without_weight_are_never_drawn():
     assert logits.sample(rows, 3, uniform=1.0).tokens.tolist() == [2, 0, 2]
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax.numpy"])
+def test_sets_behind_one_another(library):
+    rows = np.log(np.float32([[0.1, 0.6, 0.3], [0, 0, 0], [0.2, 0.2, 0.6]]))
+    for count, right in ((3, ([0, 2, 2, 4], [1, 2, 2, 0])), (0, ([0], []))):
+        scores = getattr(pytest.importorskip(library), "from_numpy" if library == "torch" else "asarray")(rows[:count])
+        found = logits.kept(scores, 3, p=0.7, capacity=2)
+        offsets, tokens, probabilities = found.csr()
+        assert (offsets.tolist(), tokens.tolist()) == right
+        assert probabilities.tolist() == [own for row in found.probabilities.tolist() for own in row if own > 0]
+
+
 def test_rows_without_numbers():
     inf, nan = np.inf, np.nan
     rows = np.float32([[nan, 1, 2], [nan, inf, 0], [inf, 0, inf], [-inf] * 3, [-inf, nan, -inf], [-inf, 5, -inf]])

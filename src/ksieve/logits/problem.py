@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +76,18 @@ class Kept(NamedTuple):
     probabilities: Any
     counts: Any
     flags: Any
+
+    def csr(self) -> tuple[Any, Any, Any]:
+        """Return the sets behind one another: offsets of shape (rows + 1,), tokens and probabilities.
+
+        Only tokens that fit the capacity are there. Shapes depend on values: neither a CUDA graph nor `jax.jit` holds
+        the call.
+        """
+        name = library_of(self.tokens)
+        library = import_module("jax.numpy" if name == "jax" else name)
+        listed = self.tokens >= 0
+        offsets = library.concatenate([listed[:0].sum()[None], listed.sum(1).cumsum(0)])  # from 0 on
+        return offsets, self.tokens[listed], self.probabilities[listed]
 
 
 class Sample(NamedTuple):
