@@ -269,8 +269,8 @@ def _cpu_kernels() -> list[Kernel]:
 
     called = [
         kernels.select_rows, accounting.account, ranking.emit_last, finishing.order_rows, finishing.write_rows,
-        entries.gather_rows, entries.pool_rows, entries.arrange_rows, keeping.keep_rows, logits.sum_rows,
-        *converting.converters(),
+        entries.gather_rows, entries.pool_rows, entries.arrange_rows, keeping.keep_rows,
+        logits.sum_rows, logits.finish_rows, *converting.converters(),
     ]  # fmt: skip
     return list(dict.fromkeys(each for one in called for each in one.needed))
 
