@@ -25,6 +25,8 @@ __device__ __forceinline__ void fold_short(const Params&, const Row&) {}
 __device__ __forceinline__ void publish_fold(RowState*) {}
 __device__ __forceinline__ void join_fold(RowState*) {}
 #else
+#include "common/powers.cuh"
+
 // Bits of a row's flags: model/logits.py. kAgain is never written: the row has to be summed again.
 enum FoldFlags : u32 {
   kHasNan = 1,
@@ -35,11 +37,7 @@ enum FoldFlags : u32 {
   kAgain = 1u << 16
 };
 
-constexpr float kRound = 12582912.0f; // 1.5 * 2^23: what is added to it is rounded to an integer
-constexpr int kHeadroom = 3;          // of the unit's exponent above the reference's
-constexpr int kFraction = 44;         // near powers are below 2^(kFraction + 1) units
-constexpr int kAbove = 20;            // most that an exponent may be above the unit's
-constexpr float kWithin = 2097152.0f; // scores whose exponents are larger are reduced first
+constexpr int kAbove = 20; // most that an exponent may be above the unit's
 constexpr int kReferences = 1024;
 constexpr int kTokensTogether = 4;            // tokens of a row that are ranked together
 constexpr int kBias = 1023 - 127 + kFraction; // of the exponent of a double, if the unit's exponent is 0
@@ -112,28 +110,6 @@ struct Fold {
   __device__ __forceinline__ static int unit_of_row() {
     const FoldState& state = FoldState::of_row();
     return power_of(score_of_key(state.reference) - state.base, state.high, state.low, kRound).exponent() + kHeadroom;
-  }
-
-  // The power of a score: a float in [0.7, 1.42), times a power of two whose exponent is added to `magic`.
-  struct Power {
-    u32 bits;
-    u32 rounded;
-    __device__ __forceinline__ int exponent() const { // of the whole, with kRound
-      return static_cast<int>((bits >> 23) + rounded - 127 - __float_as_uint(kRound));
-    }
-    __device__ __forceinline__ u32 mantissa() const { return (bits & 0x7fffffu) | 0x800000u; }
-  };
-  __device__ __forceinline__ static Power power_of(float score, float factor, float rest, float magic) {
-    const float rounded = fmaf(score, factor, magic);
-    const float f = fmaf(score, rest, fmaf(score, factor, -(rounded - magic)));
-    float power = 0x1.416b5ep-13f;
-    power = fmaf(power, f, 0x1.5f0830p-10f);
-    power = fmaf(power, f, 0x1.3b2de0p-7f);
-    power = fmaf(power, f, 0x1.c6af7cp-5f);
-    power = fmaf(power, f, 0x1.ebfbdcp-3f);
-    power = fmaf(power, f, 0x1.62e430p-1f);
-    power = fmaf(power, f, 1.0f);
-    return {__float_as_uint(power), __float_as_uint(rounded)};
   }
 
   // Returns a sum to which `add` adds a few scores that are not above the unit, and `keep` keeps.

@@ -57,7 +57,7 @@ template <class Put> __device__ __forceinline__ void rank_frontier(const Frontie
 // Writes the slots of a row in the order of their scores, from collected codes and keys, which are in the ring, and if
 // `rank_last` from the last frontier. Call by all threads.
 KSIEVE_RANKED void write_ranked(const RowTask& t, const Frontier& q, bool rank_last, const int* codes,
-                                             const int* keys) {
+                                const int* keys) {
   SharedStorage& s = shared_storage();
   u64* area = reinterpret_cast<u64*>(s.ring);
   const int k = static_cast<int>(s.rule.k);
