@@ -158,9 +158,10 @@ def test_the_ablations_run_and_every_answer_is_exact():
 
 
 def test_logits():
+    engines = tuple(name for name, (operators, *_) in (samplers.PEERS | samplers.WITHOUT_K).items() if operators)
     for shape in payload("logits", shapes="3x40000:50,300x32000:20", rounds=1)["results"]["shapes"]:
         for name, facts in shape["selectors"].items():
-            if samplers.PEERS.get(name, ((),))[0]:  # an engine's operators may be elsewhere, or wrong
+            if name.startswith(engines):  # their operators may be elsewhere, or wrong
                 continue
             assert facts["median_us"] > 0 and facts["exact"] is True and facts["transient_mib"] > 0, (name, facts)
 
