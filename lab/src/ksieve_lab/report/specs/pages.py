@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -197,9 +198,12 @@ def _sampler(file: File) -> str:
     found = gpu.shapes(file.payload)
     of = [gpu.microseconds(shape, "sample") / gpu.microseconds(shape, _sampled(shape)) for shape in found]
     token = [shape["selectors"]["statistics, 1 token"]["of_plain"] for shape in found]
+    most = max(found, key=lambda shape: int(shape["rows"] * shape["width"]))
+    own, other = (most["selectors"][name].get("transient_mib", math.nan) for name in ("sample", "vllm sample"))
     return (f"On an {card(file).split()[1]}, a sample takes {min(of):.2f} to {max(of):.2f} of the time of the engines' "
             f"fastest sampler. Statistics with a token take {min(token):.1f} to {max(token):.1f} times as long as "
-            "`topk`.")  # fmt: skip
+            f"`topk`. For {gpu.size(most)} logits a sample allocates {own:,.0f} MiB, "
+            f"and vLLM's {other:,.0f}.")  # fmt: skip
 
 
 def _blocks(files: Sequence[File]) -> Rows:
