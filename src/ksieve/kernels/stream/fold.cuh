@@ -373,6 +373,7 @@ __device__ __forceinline__ void rank_tokens(const Params& p, const Row& row, int
   for (int j = 0; j < kTokensTogether; ++j)
     scans |= tokens.score[j] == tokens.score[j] && order_key(tokens.score[j]) > rule.worst;
   if (scans) {
+    __syncthreads(); // no thread reads candidates, for the output of a row that is complete
     start_scan(row.scores, 0, row.length);
     scan(row.scores, 0, row.length, counts);
   } else {
