@@ -3,6 +3,7 @@
 #pragma once
 #include "epilogue/epilogue.cuh"
 #include "length_bins.cuh"
+#include "stream/fold_end.cuh"
 #include "stream/refine.cuh"
 
 // Writes the index of every score that has a position, in any order. Call by all threads.
