@@ -53,12 +53,15 @@ static inline float number_of(float a, float b, int least) {
   return (a < b) == least ? a : b;
 }
 // The greater number, or NaN if one of them is.
-static inline float greater_or_nan(float a, float b) { return isnan(a) || isnan(b) ? float_of(0x7fffffff) : a > b ? a : b; }
+static inline float greater_or_nan(float a, float b) {
+  return isnan(a) || isnan(b) ? float_of(0x7fffffff) : a > b ? a : b;
+}
 static inline uint32_t greater_or_nan_halves(int bfloat, uint32_t a, uint32_t b) {
   uint32_t out = 0;
   for (int i = 0; i < 32; i += 16) {
     const uint16_t x = a >> i, y = b >> i;
-    const float wide[2] = {bfloat ? float_of(x << 16) : half_to_float(x), bfloat ? float_of(y << 16) : half_to_float(y)};
+    const float wide[2] = {bfloat ? float_of(x << 16) : half_to_float(x),
+                           bfloat ? float_of(y << 16) : half_to_float(y)};
     const uint32_t greater = isnan(wide[0]) || isnan(wide[1]) ? 0x7fff : wide[0] > wide[1] ? x : y;
     out |= greater << i;
   }
