@@ -402,7 +402,7 @@ def test_kernels_that_fold_rows_compile_within_their_plans_resources(case):
     found, plan = folded(*case)
     used = script("resources").resources_of(found)
     if case == ("h100", "float32", 256):  # the one that spills
-        assert used.spill_stores + used.spill_loads <= 16
+        assert max(used.spill_stores, used.spill_loads) <= 16, "the list has their sum in both"
         used = dataclasses.replace(used, spill_stores=0, spill_loads=0)
     assert build.shortcomings(plan, found, used) == []
 
