@@ -126,18 +126,6 @@ def compare(scores, results, fill, family=None, offset=0, **given):
     return found
 
 
-def statistics_of(request):
-    """Results of statistics, not filled."""
-    rows, _ = request.shape
-    tokens = request.arrays.get("tokens")
-    own = None if tokens is None else tuple(tokens.shape)
-    return logits.Statistics(
-        request.empty("int32", rows, request.k), request.empty("", rows, request.k), request.empty("float32", rows),
-        None if own is None else request.empty("float32", *own), None if own is None else request.empty("int32", *own),
-        request.empty("int32", rows),
-    )  # fmt: skip
-
-
 def fill_statistics(backend, request, out, *family):
     backend.statistics(request, out, *family)
 
@@ -148,7 +136,7 @@ def test_statistics_equal_those_of_the_cpu(family, dtype, tally):
     for width, offset in ((width, offset) for width in FAMILIES[family] for offset in (0, 3)):
         scores = rows_of(width, dtype)
         for given in calls_of(scores, width):
-            compare(scores, statistics_of, fill_statistics, family, offset, **given)
+            compare(scores, problem.statistics_of, fill_statistics, family, offset, **given)
             tally.add(f"logits-{family}-{dtype}", len(scores), [])
 
 
@@ -186,22 +174,7 @@ def slots_of(given, slots):
 
 
 def kept_of(capacity):
-    """Results of kept sets, not filled."""
-
-    def made(request):
-        rows, _ = request.shape
-        return logits.Kept(
-            request.empty("int32", rows, capacity), request.empty("float32", rows, capacity),
-            request.empty("int32", rows), request.empty("int32", rows),
-        )  # fmt: skip
-
-    return made
-
-
-def sample_of(request):
-    """Results of samples, not filled."""
-    rows, _ = request.shape
-    return logits.Sample(request.empty("int32", rows), request.empty("float32", rows), request.empty("int32", rows))
+    return lambda request: problem.kept_of(request, capacity)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -216,7 +189,7 @@ def test_kept_sets_and_samples_equal_those_of_the_cpu(dtype, tally):
         uniform[:3], uniform[8:10] = (0, 1, np.nan), 1  # rows 8 and 9 have weights of 0
         for drawn in (uniform, 0.5):
             fill = lambda backend, *rest: backend.sample(*rest)  # noqa: E731
-            compare(scores, sample_of, fill, "stream", uniform=drawn, **slots_of(given, problem.DRAWN_OF))
+            compare(scores, problem.sample_of, fill, "stream", uniform=drawn, **slots_of(given, problem.DRAWN_OF))
         tally.add(f"logits-kept-{dtype}", 5 * len(scores), [])
 
 
@@ -225,14 +198,13 @@ def check_few(family, dtype):
     width = min(FAMILIES[family]) if family == "stream_split" else 5000
     scores, count = rows_of(width, dtype), 0
     for given in calls_of(scores, width):
-        compare(scores, statistics_of, fill_statistics, family, 3, **given)
+        compare(scores, problem.statistics_of, fill_statistics, family, 3, **given)
         count += 1
     compare(scores, kept_of(7), lambda backend, *rest: backend.kept(*rest), family, 1, p=0.9, min_p=0.05)
     uniform = np.linspace(0, 1, len(scores), dtype=np.float32)
+    fill = lambda backend, *rest: backend.sample(*rest)  # noqa: E731
     for own in ({}, {"k": None, "whole": problem.DRAWN_OF}):
-        compare(
-            scores, sample_of, lambda backend, *rest: backend.sample(*rest), family, 1, p=0.9, uniform=uniform, **own
-        )
+        compare(scores, problem.sample_of, fill, family, 1, p=0.9, uniform=uniform, **own)
     return count + 3
 
 
@@ -250,11 +222,11 @@ def test_vocabularies(rows, width, dtype, tally):
     if rows > 16:
         x[:17] = rows_of(width, dtype)
     for given in calls_of(x, width):
-        compare(x, statistics_of, fill_statistics, None, 1, **given)
+        compare(x, problem.statistics_of, fill_statistics, None, 1, **given)
     for given in limits_of(x, width):
         compare(x, kept_of(K), lambda backend, *rest: backend.kept(*rest), None, **slots_of(given, K))
         fill, own = lambda backend, *rest: backend.sample(*rest), slots_of(given, problem.DRAWN_OF)
-        compare(x, sample_of, fill, None, uniform=0.7, **own)
+        compare(x, problem.sample_of, fill, None, uniform=0.7, **own)
     tally.add(f"logits-vocabularies-{dtype}", rows * 10, [])
 
 

@@ -20,7 +20,7 @@ from ksieve.backends.cuda.runtime.launch import Launcher, kernel_of
 from ksieve.core import call as calls
 from ksieve.core.device import DeviceInfo
 from ksieve.core.problem import Problem, inspect
-from ksieve.logits.problem import Kept, Request, Sample, Statistics
+from ksieve.logits.problem import Kept, Request, Sample, Statistics, statistics_of
 from ksieve.planning import choose, memory
 from ksieve.planning.families import QUEUED
 from ksieve.planning.plan import Plan
@@ -157,12 +157,9 @@ def _fold(request: Request, out: Statistics, totals: Any, family: str | None, wo
 
 def _keep(request: Request, out: Kept | Sample, family: str | None, workspace: Any) -> None:
     """Enqueue a selection, and what is kept of it or drawn from it."""
-    (rows, width), k, empty = request.shape, request.k, request.empty
+    (rows, width), k = request.shape, request.k
     request = _masked(request) if rows and "allowed" in request.arrays else request
-    best = Statistics(
-        empty("int32", rows, k), empty("", rows, k), empty("float32", rows), None, None, empty("int32", rows)
-    )
-    totals = empty("float64", rows)
+    best, totals = statistics_of(request), request.empty("float64", rows)
     _fold(request, best, totals, family, workspace)
     if not rows:
         return

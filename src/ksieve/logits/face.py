@@ -7,7 +7,18 @@ from typing import Any, TypeVar
 
 from ksieve.core.errors import ArgumentError, refuse_at_exit
 from ksieve.core.problem import MAX_SIZE, check_size
-from ksieve.logits.problem import DRAWN_OF, MAX_KEPT, Kept, Request, Sample, Statistics, parse
+from ksieve.logits.problem import (
+    DRAWN_OF,
+    MAX_KEPT,
+    Kept,
+    Request,
+    Sample,
+    Statistics,
+    kept_of,
+    parse,
+    sample_of,
+    statistics_of,
+)
 
 _Result = TypeVar("_Result", Statistics, Kept, Sample)
 
@@ -75,11 +86,7 @@ def statistics(
     (array([[-2.41, -1.41]], dtype=float32), [[2, 1]])
     """
     request = parse(logits, k, max_k, tokens=tokens, lengths=lengths, allowed=allowed, temperature=temperature)
-    (rows, _), empty = request.shape, request.empty
-    best = empty("int32", rows, request.k), empty("", rows, request.k)
-    logprobs, ranks = (None if tokens is None else empty(dtype, *tokens.shape) for dtype in ("float32", "int32"))
-    found = Statistics(*best, empty("float32", rows), logprobs, ranks, empty("int32", rows))
-    return _filled(request, "statistics", found)
+    return _filled(request, "statistics", statistics_of(request))
 
 
 def kept(
@@ -139,11 +146,7 @@ def kept(
         logits, k, max_k, MAX_KEPT, lengths=lengths, allowed=allowed, min_p_first=min_p_first, whole=columns,
         temperature=temperature, p=p, min_p=min_p,
     )  # fmt: skip
-    (rows, _), empty = request.shape, request.empty
-    columns = columns or request.k
-    sets = empty("int32", rows, columns), empty("float32", rows, columns)
-    found = Kept(*sets, empty("int32", rows), empty("int32", rows))
-    return _filled(request, "kept", found)
+    return _filled(request, "kept", kept_of(request, columns or request.k))
 
 
 def sample(
@@ -189,9 +192,7 @@ def sample(
         logits, k, max_k, MAX_KEPT, lengths=lengths, allowed=allowed, min_p_first=min_p_first, whole=DRAWN_OF,
         temperature=temperature, p=p, min_p=min_p, uniform=uniform,
     )  # fmt: skip
-    (rows, _), empty = request.shape, request.empty
-    found = Sample(empty("int32", rows), empty("float32", rows), empty("int32", rows))
-    return _filled(request, "sample", found)
+    return _filled(request, "sample", sample_of(request))
 
 
 def _filled(request: Request, function: str, found: _Result) -> _Result:

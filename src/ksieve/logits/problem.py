@@ -159,6 +159,27 @@ class Request:
         return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else logits.dtype, device=logits.device)
 
 
+def statistics_of(request: Request) -> Statistics:
+    """Results of statistics, not filled."""
+    (rows, _), empty, k, tokens = request.shape, request.empty, request.k, request.arrays.get("tokens")
+    best = empty("int32", rows, k), empty("", rows, k)
+    logprobs, ranks = (None if tokens is None else empty(dtype, *tokens.shape) for dtype in ("float32", "int32"))
+    return Statistics(*best, empty("float32", rows), logprobs, ranks, empty("int32", rows))
+
+
+def kept_of(request: Request, columns: int) -> Kept:
+    """Kept sets, not filled."""
+    (rows, _), empty = request.shape, request.empty
+    sets = empty("int32", rows, columns), empty("float32", rows, columns)
+    return Kept(*sets, empty("int32", rows), empty("int32", rows))
+
+
+def sample_of(request: Request) -> Sample:
+    """Samples, not filled."""
+    (rows, _), empty = request.shape, request.empty
+    return Sample(empty("int32", rows), empty("float32", rows), empty("int32", rows))
+
+
 def parse(
     logits: Any,
     k: Any,

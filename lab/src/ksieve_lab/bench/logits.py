@@ -10,8 +10,8 @@ import numpy as np
 import ksieve
 from ksieve import api
 from ksieve.core.arrays import as_numpy
-from ksieve.logits import Kept, Sample, Statistics, cpu, cuda
-from ksieve.logits.problem import DRAWN_OF, parse
+from ksieve.logits import cpu, cuda
+from ksieve.logits.problem import DRAWN_OF, Request, kept_of, parse, sample_of, statistics_of
 from ksieve.tuning import tasks
 from ksieve.tuning.timing import Contender
 from ksieve_lab.bench import floor, gpu, samplers
@@ -28,6 +28,11 @@ OURS = (
     "topk", "statistics", "statistics, 1 token", "statistics, 8 tokens", "statistics, any token", "kept", "sample",
 )  # fmt: skip
 """Names of ksieve's contenders."""
+
+MADE: dict[str, Callable[[Request], Any]] = {
+    "statistics": statistics_of, "kept": lambda request: kept_of(request, request.k), "sample": sample_of,
+}  # fmt: skip
+"""Results of each function, not filled."""
 
 ALONE, SPREADS = "p alone", {"flat": 0.5, "normal": 3.0, "peaked": 12.0}
 """A sample without k, and the standard deviations of the float32 logits that it is timed with."""
@@ -148,14 +153,14 @@ def _ours(
     """
     every = [more | {"tokens": own} for own in tokens] or [more] * len(sets)
     requests = [parse(scores, k, None, **given) for scores, given in zip(sets, every, strict=True)]
-    outs = [_result(function, request) for request in requests]
+    outs = [MADE[function](request) for request in requests]
     plan, run = cuda.plan_of_request(requests[0]), getattr(cuda, function)
     workspace = plan.workspace()
 
     def check(i: int) -> bool:
         own = {key: value[:JUDGED].cpu() if hasattr(value, "cpu") else value for key, value in every[i].items()}
         request = parse(sets[i][:JUDGED].cpu(), k, None, **own)
-        right = _result(function, request)
+        right = MADE[function](request)
         getattr(cpu, function)(request, right)
         pairs = [(a, b[:JUDGED].cpu()) for a, b in zip(right, outs[i], strict=True) if a is not None]
         return all(np.array_equal(as_numpy(a), as_numpy(b)) for a, b in pairs)
@@ -166,19 +171,6 @@ def _ours(
                 out.fill_(-7)
 
     def fresh(i: int) -> None:
-        run(requests[i], _result(function, requests[i]), workspace=plan.workspace())
+        run(requests[i], MADE[function](requests[i]), workspace=plan.workspace())
 
     return Contender(name, lambda i: run(requests[i], outs[i], workspace=workspace), check, poison), fresh
-
-
-def _result(function: str, request: Any) -> Any:
-    """Results of a function, not filled."""
-    (rows, _), empty, k = request.shape, request.empty, request.k
-    ints, floats = empty("int32", rows), empty("float32", rows)
-    if function == "sample":
-        return Sample(ints, floats, empty("int32", rows))
-    if function == "kept":
-        return Kept(empty("int32", rows, k), empty("float32", rows, k), ints, empty("int32", rows))
-    tokens = request.arrays.get("tokens")
-    logprobs, ranks = (None if tokens is None else empty(dtype, *tokens.shape) for dtype in ("float32", "int32"))
-    return Statistics(empty("int32", rows, k), empty("", rows, k), floats, logprobs, ranks, ints)
