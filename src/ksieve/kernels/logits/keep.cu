@@ -19,32 +19,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   const int row = static_cast<int>(blockIdx.x);
   const int lane = static_cast<int>(threadIdx.x);
   double* const sums = weights + kMostKept;
-  bool usable = true;
-  const double temperature = number_of(k.temperature, k.usual_temperature, 0x1p-100f, 0x1p100f, usable);
-  const double p = number_of(k.p, k.usual_p, 0x1p-149f, 1, usable);
-  const double min_p = number_of(k.min_p, k.usual_min_p, 0, 1, usable);
-  const double uniform = number_of(k.uniform, k.usual_uniform, 0, 1, usable);
-  int flags = usable ? k.row_flags[row] : kIsEmpty | kIsInvalid;
+  const RowNumbers own = numbers_of(k, row);
+  int flags = own.usable ? k.row_flags[row] : kIsEmpty | kIsInvalid;
   const int* positions = k.positions + static_cast<i64>(row) * k.k;
   const Score* values = static_cast<const Score*>(k.values) + static_cast<i64>(row) * k.k;
-  const double factor = __ddiv_rn(kLog2e, temperature);
+  const double factor = __ddiv_rn(kLog2e, own.temperature);
   const double best = widen(values[0]);
   for (int i = lane; i < k.k; i += 32) {
     const double score = widen(values[i]);
-    const bool there = usable && !(flags & kHasNan) && positions[i] >= 0;
+    const bool there = own.usable && !(flags & kHasNan) && positions[i] >= 0;
     const double scaled = score == best ? 0.0 : __dmul_rn(__dadd_rn(score, -best), factor);
     weights[i] = there ? exp2_of(scaled) : 0.0;
   }
   __syncwarp(); // every weight is there
-  int count = usable && !(flags & kHasNan) ? count_of(k.k, [&](int i) { return positions[i] >= 0; }) : 0;
-  const int enough = count_of(count, [&](int i) { return weights[i] >= min_p; });
+  int count = own.usable && !(flags & kHasNan) ? count_of(k.k, [&](int i) { return positions[i] >= 0; }) : 0;
+  const int enough = count_of(count, [&](int i) { return weights[i] >= own.min_p; });
   if (k.min_p_first) count = enough;
   double sum = 0;
   for (int i = 0; lane == 0 && i < count; ++i)
     sums[i] = sum = __dadd_rn(sum, weights[i]);
   __syncwarp(); // the running sums are there
-  if (p < 1 && count > 0) {
-    const double least = __dmul_rn(p, sums[count - 1]);
+  if (own.p < 1 && count > 0) {
+    const double least = __dmul_rn(own.p, sums[count - 1]);
     count = min(count, count_of(count, [&](int i) { return sums[i] < least; }) + 1);
   }
   count = min(count, enough);
@@ -58,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
     if (count > k.columns) flags |= kOverCapacity;
     if (lane == 0) k.counts[row] = count;
   } else {
-    const double drawn = __dmul_rn(uniform, total);
+    const double drawn = __dmul_rn(own.uniform, total);
     const int last = count_of(count, [&](int i) { return weights[i] > 0; }) - 1;
     const int slot = min(count_of(count, [&](int i) { return sums[i] <= drawn; }), last);
     const double scaled = slot < 0 ? 0.0 : __dmul_rn(widen(values[slot]), factor);

@@ -28,8 +28,23 @@ struct Keep {
 constexpr int kHasNan = 1, kIsEmpty = 2, kOverCapacity = 8, kIsInvalid = 16;
 
 // Returns the row's number of an argument, and whether it is in [least, most].
-__device__ __forceinline__ double number_of(const float* array, float usual, float least, float most, bool& usable) {
-  const float number = array ? array[blockIdx.x] : usual;
+__device__ __forceinline__ float number_of(int row, const float* array, float usual, float least, float most,
+                                           bool& usable) {
+  const float number = array ? array[row] : usual;
   usable = usable && number >= least && number <= most;
   return number;
+}
+
+struct RowNumbers {
+  float temperature, p, min_p, uniform;
+  bool usable; // whether each is in its range
+};
+__device__ __forceinline__ RowNumbers numbers_of(const Keep& k, int row) {
+  RowNumbers own;
+  own.usable = true;
+  own.temperature = number_of(row, k.temperature, k.usual_temperature, 0x1p-100f, 0x1p100f, own.usable);
+  own.p = number_of(row, k.p, k.usual_p, 0x1p-149f, 1, own.usable);
+  own.min_p = number_of(row, k.min_p, k.usual_min_p, 0, 1, own.usable);
+  own.uniform = number_of(row, k.uniform, k.usual_uniform, 0, 1, own.usable);
+  return own;
 }

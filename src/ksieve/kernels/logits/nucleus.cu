@@ -341,10 +341,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   const int own = 2 * static_cast<int>(threadIdx.x); // first of two slots
   Shared& s = shared();
   bool usable = true;
-  const float temperature = number_of(k.temperature, k.usual_temperature, 0x1p-100f, 0x1p100f, usable);
-  const float p = number_of(k.p, k.usual_p, 0x1p-149f, 1, usable);
-  const float min_p = number_of(k.min_p, k.usual_min_p, 0, 1, usable);
-  const float uniform = number_of(k.uniform, k.usual_uniform, 0, 1, usable);
+  const float temperature = number_of(id, k.temperature, k.usual_temperature, 0x1p-100f, 0x1p100f, usable);
+  const float p = number_of(id, k.p, k.usual_p, 0x1p-149f, 1, usable);
+  const float min_p = number_of(id, k.min_p, k.usual_min_p, 0, 1, usable);
+  const float uniform = number_of(id, k.uniform, k.usual_uniform, 0, 1, usable);
   int flags = usable ? k.row_flags[id] : kIsEmpty | kIsInvalid;
   const int* positions = k.positions + static_cast<i64>(id) * k.k;
   const Score* values = static_cast<const Score*>(k.values) + static_cast<i64>(id) * k.k;
