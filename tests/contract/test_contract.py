@@ -1386,6 +1386,7 @@ def test_logits_of_rows():
     sets = logits.kept(halves, 4, p=0.75, min_p=0.4, capacity=2)
     assert sets.tokens.tolist() == [[1, 3]] and sets.counts.tolist() == [3]
     assert logits.kept(halves, 4, p=0.75, min_p=0.4, min_p_first=True).counts.tolist() == [2]
+    assert [logits.kept(halves, 2, p=0.5, joint=joint).counts.tolist() for joint in (False, True)] == [[1], [2]]
     np.testing.assert_allclose(sets.probabilities, [[4 / 9, 3 / 9]], rtol=1e-6)
     drawn = logits.sample(np.repeat(halves, 3, 0), 4, p=0.75, uniform=np.array([0.4, 0.9, np.nan], np.float32))
     assert drawn.tokens.tolist() == [1, 2, -1]

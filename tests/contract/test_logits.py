@@ -91,8 +91,9 @@ def check_call(rng, rows, width, k, dtype, convert=lambda array: array):
     slots = {"k": call["k"], "max_k": k} if "k" in call else {"k": k}
     first, capacity, near = bool(rng.random() < 0.3), int(rng.integers(1, k + 3)), 0
     whole = rng.random() < 0.3
+    joint = bool(not whole and rng.random() < 0.4)
     of, least = ({}, WITHOUT_K) if whole else (slots, MARGIN)
-    plain, limits = take(call, *ALL), take(call, *ALL, "p", "min_p") | {"min_p_first": first}
+    plain, limits = take(call, *ALL), take(call, *ALL, "p", "min_p") | {"min_p_first": first, "joint": joint}
     stats = asked(logits.statistics, scores, slots, convert, **plain, tokens=call["tokens"])
     kept = asked(logits.kept, scores, of, convert, **limits, capacity=capacity)
     drawn = asked(logits.sample, scores, of, convert, **limits, uniform=call["uniform"])
@@ -102,9 +103,9 @@ def check_call(rng, rows, width, k, dtype, convert=lambda array: array):
         check_statistics(row, own["tokens"], [None if part is None else part[r] for part in stats])
         most, names = (width, ALL) if whole else (k, (*ALL, "k"))
         row = oracle.Row(scores[r], most, take(own, *names, "p", "min_p"))
-        tokens, sums, margin = row.kept(**take(own, "p", "min_p"), min_p_first=first)
+        tokens, sums, margin = row.kept(**take(own, "p", "min_p"), min_p_first=first, joint=joint)
         if kept.counts[r] != len(tokens):
-            assert margin < least
+            assert margin < (WITHOUT_K if joint else least)
             near += 1
             continue
         listed = min(len(tokens), capacity)
@@ -271,6 +272,34 @@ def test_the_bound_of_the_log_sum_exp(width):
             assert of["just below half a unit"][0] == 1 << 41 and of["just above half a unit"][0] > 1 << 41
 
 
+def test_p_of_the_whole_row_as_engines_define_it():
+    """SGLang's sampler in PyTorch, and FlashInfer's ``"joint"``: two filters, each of all tokens."""
+    rng = np.random.default_rng(8)
+    for width, temperature in ((1, 1), (40, 0.3), (3000, 1), (3000, 30), (1 << 17, 3)):
+        scores, k, p = (
+            (rng.standard_normal((8, width)) * 3).astype(np.float32),
+            int(rng.integers(1, 200)),
+            rng.random(8),
+        )
+        scores[0], scores[1, 1:], p[2] = 0, scores[1, 1:] - 1e9, 0.97
+        weights = np.exp(scores.astype(np.float64) / np.float32(temperature))
+        order = np.argsort(-weights, axis=1, kind="stable")
+        probabilities = np.take_along_axis(weights / weights.sum(1, keepdims=True), order, 1)
+        before = probabilities.cumsum(1) - probabilities
+        right = ((before < p[:, None]) & (np.arange(width) < k)).sum(1)
+        given = {"p": p.astype(np.float32), "temperature": temperature}
+        found = logits.kept(scores, k, **given, joint=True)
+        assert found.counts.tolist() == right.tolist()
+        assert (found.counts >= logits.kept(scores, k, **given).counts).all()
+        for first in (False, True):
+            cut = logits.kept(scores, k, **given, min_p=0.1, min_p_first=first, joint=True).counts
+            assert cut.tolist() == np.minimum(right, (probabilities >= 0.1 * probabilities[:, :1]).sum(1)).tolist()
+    scores = np.float32([[np.inf, 0, np.inf, np.inf], [1e30] * 4, [-np.inf, 1, -np.inf, -np.inf], [np.nan, 0, 0, 0]])
+    assert logits.kept(scores, 2, p=0.5, joint=True).counts.tolist() == [1, 1, 1, 0]
+    assert logits.kept(scores, 2, p=0.6, joint=True).counts.tolist() == [2, 2, 1, 0]
+    assert logits.sample(np.zeros((1, 9), np.float32), 4, p=0.3, uniform=1.0, joint=True).tokens.tolist() == [2]
+
+
 def test_tokens_without_weight_are_never_drawn():
     rows = np.float32([[np.inf, 0, np.inf], [0, -1e4, -1e5], [-1e4, 0, 0]])
     assert logits.sample(rows, 3, uniform=1.0).tokens.tolist() == [2, 0, 2]
@@ -431,6 +460,8 @@ GOOD = np.zeros((4, 70), np.float32)
         ("min_p", {"min_p": -0.1}, "from 0 to 1"),
         ("min_p", {"min_p": True}, "got bool"),
         ("min_p_first", {"min_p_first": 1}, "True or False"),
+        ("joint", {"joint": 1}, "True or False"),
+        ("joint", {"joint": True, "k": None, "capacity": 3}, "False where k is None"),
         ("capacity", {"capacity": 0}, "at least 1"),
         ("uniform", {"uniform": 2}, "from 0 to 1"),
         ("uniform", {"uniform": None}, "from 0 to 1"),

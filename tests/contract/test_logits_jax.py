@@ -24,7 +24,10 @@ def functions_of(call, scores, k, first):
     limits = (*ALL, "k", "p", "min_p")
     yield partial(logits.statistics, **slots), take(call, *ALL, "k", "tokens") | {"logits": scores}
     yield partial(logits.kept, **slots, min_p_first=first, capacity=k + 1), take(call, *limits) | {"logits": scores}
-    yield partial(logits.sample, **slots, min_p_first=first), take(call, *limits, "uniform") | {"logits": scores}
+    yield (
+        partial(logits.sample, **slots, min_p_first=first, joint=not first),
+        take(call, *limits, "uniform") | {"logits": scores},
+    )
     limits = (*ALL, "p", "min_p")
     yield partial(logits.kept, min_p_first=first, capacity=k + 1), take(call, *limits) | {"logits": scores}
     yield partial(logits.sample, min_p_first=first), take(call, *limits, "uniform") | {"logits": scores}

@@ -5,6 +5,8 @@ The CPU is held to the oracle in tests/contract/test_logits.py, whose random cal
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -86,9 +88,8 @@ class OnDevice(problem.Request):
     def of(cls, request):
         described = {name: info._replace(device=Device("cuda", 0)) for name, info in request.described.items()}
         arrays = {name: fake(array) for name, array in request.arrays.items()}
-        return cls(
-            request.k, request.dtype, arrays, described, request.numbers, request.min_p_first, whole=request.whole
-        )
+        given = {field.name: getattr(request, field.name) for field in fields(request)}
+        return cls(**given | {"arrays": arrays, "described": described})
 
     def empty(self, dtype, *shape):
         half = {"float16": "float16", "bfloat16": "uint16"}.get(self.dtype, self.dtype)
@@ -151,10 +152,12 @@ def limits_of(scores, width, seed=0):
     yield {"p": 0.9}
     yield {"p": p, "min_p": min_p, "temperature": temperature, "lengths": lengths}
     yield {"p": p, "min_p": min_p, "min_p_first": True}
+    yield {"p": p, "min_p": min_p, "min_p_first": True, "temperature": temperature, "lengths": lengths, "joint": True}
     allowed = rng.integers(-(1 << 31), 1 << 31, (rows, -(-width // 32))).astype(np.int32)
     yield {"p": 0.5, "allowed": allowed}
     yield {"k": rng.integers(-1, K + 10, rows).astype(np.int32), "max_k": K, "min_p": 0.05, "temperature": 2.0}
     yield {"k": 1024, "p": 0.99, "temperature": 3.0}
+    yield {"p": 0.4, "joint": True, "allowed": allowed, "temperature": 3.0}
     for whole in (
         {},
         {"p": 0.9, "lengths": lengths},

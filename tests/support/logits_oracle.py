@@ -69,7 +69,9 @@ class Row:
         with np.errstate(invalid="ignore"):
             return x / self.t - self.lse, rank
 
-    def kept(self, p: float = 1, min_p: float = 0, min_p_first: bool = False) -> tuple[np.ndarray, np.ndarray, float]:
+    def kept(
+        self, p: float = 1, min_p: float = 0, min_p_first: bool = False, joint: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, float]:
         """The kept tokens, the running sums of their weights, and the margin by which the choice was made."""
         tokens = self.order[: self.k] if not self.nan else self.order[:0]
         if not tokens.size:
@@ -82,7 +84,8 @@ class Row:
         sums = np.cumsum(weights)
         count = len(sums)
         if p < 1:
-            count = int(np.flatnonzero(sums >= p * sums[-1])[0]) + 1
-            margin = min(margin, np.abs(sums / sums[-1] - p).min())
+            mass = self.weights(self.order).sum() if joint and not self.infinite else sums[-1]
+            count = min(int(np.count_nonzero(sums < p * mass)) + 1, count)
+            margin = min(margin, np.abs(sums / mass - p).min())
         count = min(count, int(enough.sum()))
         return tokens[:count], sums[:count], margin

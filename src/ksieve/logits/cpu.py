@@ -113,7 +113,8 @@ def _kept_rows(request: Request, found: _Rows) -> model.KeptRows | model.Begun:
     p, min_p = (_numbers(request, name, found.part) if request.has(name) else None for name in ("p", "min_p"))
     if request.whole:
         return model.begin(scores, found.exact, found.factors, found.total, p, min_p, request.min_p_first)
-    return model.keep(scores, found.exact, p, min_p, request.min_p_first)
+    total = found.total if request.joint else None
+    return model.keep(scores, found.exact, p, min_p, request.min_p_first, total)
 
 
 def _finish(request: Request, found: _Rows, rows: NDArray[np.int64], flags: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -34,8 +34,7 @@ FOLD = struct.Struct("=8Qqif")
 
 KEEP = struct.Struct("=13Q2i4f2i")
 """`Keep` of kernels/logits/keep.cuh: positions, values, row_flags, totals, temperature, p, min_p, uniform, tokens,
-probabilities, counts, logprobs, flags (addresses); k, columns; the four numbers of every row; min_p_first, and a
-reserved zero."""
+probabilities, counts, logprobs, flags (addresses); k, columns; the four numbers of every row; min_p_first, joint."""
 
 NUCLEUS = struct.Struct(f"{KEEP.format}2Qq2i")
 """`Nucleus` of kernels/logits/nucleus.cu: a `Keep`; scores, lengths (addresses); the scores' pitch (elements); width,
@@ -169,7 +168,8 @@ def _keep(request: Request, out: Kept | Sample, family: str | None, workspace: A
         *map(_address, (best.positions, best.values, best.flags, totals)),
         *(_given(request, name) for name in NUMBERS),
         *(made.get(name, 0) for name in ("tokens", "probabilities", "counts", "logprobs", "flags")),
-        k, columns, *(float(request.numbers.get(name, name != "min_p")) for name in NUMBERS), request.min_p_first, 0,
+        k, columns, *(float(request.numbers.get(name, name != "min_p")) for name in NUMBERS), request.min_p_first,
+        request.joint,
     )  # fmt: skip
     if not request.whole:
         _launch(request, "logits/keep", KEEP, keep, rows)

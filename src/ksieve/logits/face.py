@@ -97,6 +97,7 @@ def kept(
     p: Any = None,
     min_p: Any = None,
     min_p_first: bool = False,
+    joint: bool = False,
     temperature: Any = None,
     lengths: Any = None,
     allowed: Any = None,
@@ -114,6 +115,9 @@ def kept(
         Those of these are kept whose probability is at least `min_p` times the best one's; from 0 to 1.
     min_p_first : bool
         Whether min-p comes before top-p, as in vLLM. SGLang applies top-p first.
+    joint : bool
+        Whether p counts probability among the whole row, not among the k best, as in SGLang without min-p, and with
+        FlashInfer's ``"joint"``. All k are kept if they do not reach p. It takes a k; `min_p_first` changes nothing.
     capacity : int, optional
         Columns of the result. Default: k. Without k it is needed, and at most 1,024.
     logits, max_k, temperature, lengths, allowed
@@ -128,7 +132,7 @@ def kept(
     -----
     Weights ``2**((score - best) * log2(e) / temperature)`` are float64, and are added from the best on: a row's kept
     set is the same in every batch. Without k they are integers, with a unit of 2**-41 of the best one or less. The
-    sums that are compared with `p` and `uniform` then err by less than 1e-6 of probability.
+    sums that are compared with `p` and `uniform` then err by less than 1e-6 of probability, as does p's with `joint`.
 
     Examples
     --------
@@ -143,8 +147,8 @@ def kept(
     most = (MAX_KEPT, "how many tokens are listed where k is None") if k is None else (MAX_SIZE,)
     columns = None if capacity is None else check_size(capacity, "capacity", 1, *most)
     request = parse(
-        logits, k, max_k, MAX_KEPT, lengths=lengths, allowed=allowed, min_p_first=min_p_first, whole=columns,
-        temperature=temperature, p=p, min_p=min_p,
+        logits, k, max_k, MAX_KEPT, lengths=lengths, allowed=allowed, min_p_first=min_p_first, joint=joint,
+        whole=columns, temperature=temperature, p=p, min_p=min_p,
     )  # fmt: skip
     return _filled(request, "kept", kept_of(request, columns or request.k))
 
@@ -158,6 +162,7 @@ def sample(
     p: Any = None,
     min_p: Any = None,
     min_p_first: bool = False,
+    joint: bool = False,
     temperature: Any = None,
     lengths: Any = None,
     allowed: Any = None,
@@ -169,7 +174,7 @@ def sample(
     uniform : float, or array of float32, shape (rows,)
         From 0 to 1. Drawn is the first token, from the best on, at which the sum of probabilities in the kept set
         exceeds it; the last one of any weight if none does. The same number draws the same token in every batch.
-    logits, k, max_k, p, min_p, min_p_first, temperature, lengths, allowed
+    logits, k, max_k, p, min_p, min_p_first, joint, temperature, lengths, allowed
         As of `kept`, with its errors.
 
     Returns
@@ -189,8 +194,8 @@ def sample(
     if uniform is None:
         raise ArgumentError("uniform", None, "a number from 0 to 1, or an array of float32 with one for each row")
     request = parse(
-        logits, k, max_k, MAX_KEPT, lengths=lengths, allowed=allowed, min_p_first=min_p_first, whole=DRAWN_OF,
-        temperature=temperature, p=p, min_p=min_p, uniform=uniform,
+        logits, k, max_k, MAX_KEPT, lengths=lengths, allowed=allowed, min_p_first=min_p_first, joint=joint,
+        whole=DRAWN_OF, temperature=temperature, p=p, min_p=min_p, uniform=uniform,
     )  # fmt: skip
     return _filled(request, "sample", sample_of(request))
 

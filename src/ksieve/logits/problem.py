@@ -123,6 +123,7 @@ class Request:
     described: Mapping[str, ArrayInfo]
     numbers: Mapping[str, np.float32]
     min_p_first: bool
+    joint: bool = False
     whole: bool = False
 
     @property
@@ -190,6 +191,7 @@ def parse(
     lengths: Any = None,
     allowed: Any = None,
     min_p_first: bool = False,
+    joint: bool = False,
     whole: int | None = None,
     **numbers: Any,
 ) -> Request:
@@ -202,8 +204,11 @@ def parse(
         raise ArgumentError("logits", f"an array of {info.library}", "a NumPy, PyTorch or JAX array")
     dtype, (rows, width), device = problem.check_scores(info, "logits"), info.shape, info.device
     problem.check_size(width, "width", 1, MAX_WIDTH, "64 bits hold the sum of so many terms")
-    if not isinstance(min_p_first, bool):
-        raise ArgumentError("min_p_first", shown(min_p_first), "True or False")
+    for name, value in (("min_p_first", min_p_first), ("joint", joint)):
+        if not isinstance(value, bool):
+            raise ArgumentError(name, shown(value), "True or False")
+    if joint and k is None:
+        raise ArgumentError("joint", "True", "False where k is None: p then counts the whole row")
     arrays = {"logits": plain_tensor(logits) if info.library == "torch" else logits}
     described, given = {"logits": info}, dict[str, np.float32]()
     vectors: dict[str, tuple[Any, tuple[str, ...]]] = {"lengths": (lengths, INTEGERS)}
@@ -232,7 +237,7 @@ def parse(
     for name, (array, least) in matrices.items():
         if array is not None:
             arrays[name], described[name] = array, _check_matrix(read(array, name), name, rows, least, device)
-    return Request(slots, dtype, arrays, described, given, min_p_first, whole=k is None)
+    return Request(slots, dtype, arrays, described, given, min_p_first, joint, whole=k is None)
 
 
 def _check_matrix(info: ArrayInfo, name: str, rows: int, least: int, device: Device) -> ArrayInfo:

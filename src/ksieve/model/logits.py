@@ -274,11 +274,18 @@ class KeptRows(NamedTuple):
         return np.asarray(np.minimum(found, last))
 
 
-def keep(scores: F32, exact: F64, p: F32 | None, min_p: F32 | None, min_p_first: bool) -> KeptRows:
+def keep(
+    scores: F32, exact: F64, p: F32 | None, min_p: F32 | None, min_p_first: bool, total: F64 | None = None
+) -> KeptRows:
     """Return the kept sets among entries in order; -inf in unused slots.
 
     `scores` (ndarray of float32, shape (rows, k)), `exact`: from `factors`. `p`, `min_p` (ndarray of float32, shape
     (rows,), or None): a `p` of 1 keeps all entries.
+
+    `total` (from `Sums.log2`, or None): if given, p counts the whole row, whose sum of weights is S. The fewest best
+    entries are kept whose weights sum to ``p * S`` or more; all, if they do not. S is ``2^(total - best * C)``, or the
+    entries' own sum if that is more, or the best score inf. `min_p_first` then changes nothing. S errs by less than
+    1e-6 of itself where ``best * C`` is within 2^30.
     """
     best, wide = scores[:, :1], scores.astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinities; and a p out of range, where no score is left
@@ -287,12 +294,15 @@ def keep(scores: F32, exact: F64, p: F32 | None, min_p: F32 | None, min_p_first:
         counts = enough = np.count_nonzero(scores > -np.inf, axis=1)
         if min_p is not None:
             enough = np.minimum(np.count_nonzero(weights >= min_p[:, None], axis=1), counts)
-        if min_p_first:
+        if min_p_first and total is None:
             counts = enough
             weights = np.where(np.arange(scores.shape[1]) < counts[:, None], weights, 0.0)
         sums = np.cumsum(weights, axis=1)
         if p is not None:
-            short = np.count_nonzero(sums < p[:, None] * sums[:, -1:], axis=1) + 1
+            mass = sums[:, -1]
+            if total is not None:
+                mass = np.maximum(mass, exp2((total - wide[:, 0] * exact) - 32) * 2.0**32)
+            short = np.count_nonzero(sums < (p * mass)[:, None], axis=1) + 1
             counts = np.where(p < 1, np.minimum(counts, short), counts)
     return KeptRows(weights, sums, np.minimum(counts, enough))
 

@@ -34,13 +34,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, KSIEVE_CTAS_PER_SM)
   __syncwarp(); // every weight is there
   int count = own.usable && !(flags & kHasNan) ? count_of(k.k, [&](int i) { return positions[i] >= 0; }) : 0;
   const int enough = count_of(count, [&](int i) { return weights[i] >= own.min_p; });
-  if (k.min_p_first) count = enough;
+  if (k.min_p_first && !k.joint) count = enough;
   double sum = 0;
   for (int i = 0; lane == 0 && i < count; ++i)
     sums[i] = sum = __dadd_rn(sum, weights[i]);
   __syncwarp(); // the running sums are there
   if (own.p < 1 && count > 0) {
-    const double least = __dmul_rn(own.p, sums[count - 1]);
+    double mass = sums[count - 1];
+    if (k.joint) {
+      const double above = __dadd_rn(k.totals[row], -__dmul_rn(best, factor)); // NaN for an infinite score, then 0
+      mass = max(mass, __dmul_rn(exp2_of(__dadd_rn(above, -32.0)), 0x1p32));
+    }
+    const double least = __dmul_rn(own.p, mass);
     count = min(count, count_of(count, [&](int i) { return sums[i] < least; }) + 1);
   }
   count = min(count, enough);

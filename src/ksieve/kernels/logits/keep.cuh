@@ -8,7 +8,7 @@ struct Keep {
   const int* positions;     // (rows, k), without gaps, best first; then -1
   const void* values;       // their scores
   const int* row_flags;     // (rows,) as stream/fold.cuh writes them
-  const double* totals;     // (rows,) logarithms to base 2 of the rows' sums; for samples
+  const double* totals;     // (rows,) logarithms to base 2 of the rows' sums; for samples, and p of the whole row
   const float* temperature; // (rows,) each; null: the number below for every row
   const float* p;
   const float* min_p;
@@ -22,7 +22,7 @@ struct Keep {
   int columns;
   float usual_temperature, usual_p, usual_min_p, usual_uniform;
   int min_p_first;
-  int reserved;
+  int joint;
 };
 
 constexpr int kHasNan = 1, kIsEmpty = 2, kOverCapacity = 8, kIsInvalid = 16;
