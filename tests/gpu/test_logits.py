@@ -5,12 +5,15 @@ The CPU is held to the oracle in tests/contract/test_logits.py, whose random cal
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
 
+from contract import test_logits as contract
+from contract.test_logits_volume import ALL_ROWS, draws
 from gpu import HOST, runner
 from ksieve import logits
 from ksieve.core.arrays import Device
@@ -196,6 +199,28 @@ def test_kept_sets_and_samples_equal_those_of_the_cpu(dtype, tally):
         tally.add(f"logits-kept-{dtype}", 5 * len(scores), [])
 
 
+def calls_ahead():
+    """Calls that load the kernels of the random options."""
+    allowed, lengths = torch.zeros(2500, 2, dtype=torch.int32), torch.ones(2500, dtype=torch.int64)
+    for x in (torch.zeros(2500, 33, dtype=getattr(torch, dtype), device=runner.DEVICE) for dtype in DTYPES):
+        yield lambda x=x: logits.kept(x, K)
+        yield lambda x=x: logits.kept(x, capacity=K, lengths=lengths.to(x.device))
+        yield lambda x=x: logits.statistics(x, K, allowed=allowed.to(x.device))
+
+
+def test_volume(tally):
+    """A million rows whose answers on the CPU tests/contract/test_logits_volume.py compares with the oracle."""
+    rows, each = (ALL_ROWS // 100, 8) if HOST else (1_000_000, 2500)
+    with ThreadPoolExecutor(8) as pool:
+        for scores, _, given in pool.map(lambda draw: contract.drawn_call(*draw), draws(rows, each)):
+            for offset, (name, own) in enumerate(given.items()):
+                fill = lambda backend, *rest, name=name: getattr(backend, name)(*rest)  # noqa: E731
+                slots = own.pop("capacity", problem.DRAWN_OF)
+                results = {"statistics": problem.statistics_of, "kept": kept_of(slots), "sample": problem.sample_of}
+                compare(scores, results[name], fill, None, offset, **slots_of(own, slots))
+            tally.add("logits-volume", len(scores), [])
+
+
 def check_few(family, dtype):
     """Compare a call of each function for the sanitizers; returns how many there were."""
     width = min(FAMILIES[family]) if family == "stream_split" else 5000
@@ -237,8 +262,6 @@ def test_vocabularies(rows, width, dtype, tally):
 @pytest.mark.parametrize("seed", range(6))
 def test_random_calls_against_the_oracle(seed, tally, monkeypatch):
     """The random joint options of the CPU's test, through the public functions."""
-    from contract import test_logits as contract
-
     back = contract.back
     monkeypatch.setattr(contract, "back", lambda array: back(array if array is None else array.cpu()))
     rng, near, calls = np.random.default_rng(seed), 0, 20
