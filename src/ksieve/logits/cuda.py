@@ -32,6 +32,9 @@ FOLD = struct.Struct("=8Qqif")
 """`FoldOptions` of kernels/common/options.cuh: temperature, row_k, logsumexp, totals, flags, tokens, logprobs, ranks
 (addresses); tokens_pitch (elements), tokens_of_row; the temperature of every row, where it is no array."""
 
+ALLOWED = struct.Struct(f"{FOLD.format}Qq")
+"""The same of a kernel that reads a bitmask: its address and pitch (elements) too."""
+
 KEEP = struct.Struct("=13Q2i4f2i")
 """`Keep` of kernels/logits/keep.cuh: positions, values, row_flags, totals, temperature, p, min_p, uniform, tokens,
 probabilities, counts, logprobs, flags (addresses); k, columns; the four numbers of every row; min_p_first, joint."""
@@ -82,10 +85,10 @@ def plan_of(asked: Problem, device: DeviceInfo, family: str | None = None) -> Pl
     )
 
 
-def folding_kernel(plan: Plan) -> KernelSpec:
-    """Specialisation of a plan's kernel that folds."""
+def folding_kernel(plan: Plan, *, masked: bool = False) -> KernelSpec:
+    """Specialisation of a plan's kernel that folds; `masked`: it reads a bitmask."""
     spec = kernel_spec(plan)
-    own = {"KSIEVE_FOLD": 1}
+    own = {"KSIEVE_FOLD": 1} | ({"KSIEVE_ALLOWED": 1} if masked else {})
     if plan.problem.dtype != "float32" and plan.threads * plan.ctas_per_sm > 512:
         own["KSIEVE_BATCHES"] = plan.stages  # in 64 registers, the fold of larger batches would spill
     return replace(spec, defines=tuple({**dict(spec.defines), **own}.items()))
@@ -97,8 +100,8 @@ def bare_kernel(stem: str, arch: str, dtype: str) -> KernelSpec:
 
 
 @lru_cache(maxsize=4096)
-def _launcher(plan: Plan, stream: int) -> Launcher:
-    return Launcher(plan, False, stream, spec=folding_kernel(plan), more=FOLD)
+def _launcher(plan: Plan, stream: int, masked: bool) -> Launcher:
+    return Launcher(plan, False, stream, spec=folding_kernel(plan, masked=masked), more=ALLOWED if masked else FOLD)
 
 
 def statistics(request: Request, out: Statistics, family: str | None = None, workspace: Any = None) -> None:
@@ -135,16 +138,16 @@ def _fold(request: Request, out: Statistics, totals: Any, family: str | None, wo
     rows, _ = request.shape
     if not rows:
         return
-    request = _masked(request) if "allowed" in request.arrays else request
     scores, tokens, call = request.arrays["logits"], request.described.get("tokens"), _call(request)
+    allowed = request.described.get("allowed")
     plan, count = _planned(call, family), tokens.shape[1] if tokens else 0
     stream = arrays.current_stream(call.scores.library, scores, plan.problem.device.index)
-    launcher = _launcher(plan, stream)
+    launcher = _launcher(plan, stream, allowed is not None)
     made = {name: _address(array) for name, array in out._asdict().items()}
     fold = (
         _given(request, "temperature"), _given(request, "k"), made["logsumexp"], _address(totals), made["flags"],
         _given(request, "tokens"), made["logprobs"], made["ranks"], tokens.strides[0] if tokens else 0, count,
-        float(request.numbers.get("temperature", 1)),
+        float(request.numbers.get("temperature", 1)), *((allowed.pointer, allowed.strides[0]) if allowed else ()),
     )  # fmt: skip
     with launcher.driver.activated(launcher.context):
         capturing = launcher.driver.is_capturing(stream)
@@ -157,7 +160,7 @@ def _fold(request: Request, out: Statistics, totals: Any, family: str | None, wo
 def _keep(request: Request, out: Kept | Sample, family: str | None, workspace: Any) -> None:
     """Enqueue a selection, and what is kept of it or drawn from it."""
     (rows, width), k = request.shape, request.k
-    request = _masked(request) if rows and "allowed" in request.arrays else request
+    request = _masked(request) if rows and request.whole and "allowed" in request.arrays else request
     best, totals = statistics_of(request), request.empty("float64", rows)
     _fold(request, best, totals, family, workspace)
     if not rows:
@@ -181,7 +184,7 @@ def _keep(request: Request, out: Kept | Sample, family: str | None, workspace: A
 
 
 def _masked(request: Request) -> Request:
-    """Copy the logits of a request, with -inf where the bitmask has none."""
+    """Copy the logits of a request, with -inf where the bitmask has none: logits/nucleus reads no bitmask yet."""
     (rows, width), own, allowed = request.shape, request.described["logits"], request.described["allowed"]
     copy, parts = request.empty("", rows, width), -(-width // MASKED_TOGETHER)
     described = inspect(copy, "logits")
@@ -189,7 +192,8 @@ def _masked(request: Request) -> Request:
     mask = own.pointer, allowed.pointer, described.pointer, *pitches, width, parts
     _launch(request, "logits/mask", MASK, mask, rows * parts)
     rest = {name: array for name, array in request.arrays.items() if name != "allowed"}
-    return replace(request, arrays=rest | {"logits": copy}, described={**request.described, "logits": described})
+    facts = {name: info for name, info in request.described.items() if name != "allowed"} | {"logits": described}
+    return replace(request, arrays=rest | {"logits": copy}, described=facts)
 
 
 def _launch(request: Request, stem: str, layout: struct.Struct, params: Any, ctas: int) -> None:

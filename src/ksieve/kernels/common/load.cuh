@@ -133,6 +133,29 @@ __device__ __forceinline__ Raw load_scores(const Score* scores) {
 __device__ __forceinline__ Score loaded(const Raw& raw, int i) { return score_of_bits(Stored::bits_at(raw, i)); }
 __device__ __forceinline__ float unpack(const Raw& raw, int i) { return widen(loaded(raw, i)); }
 
+// Returns a ranked score of the row, or minus infinity if it does not count. A row's scores are read by this function
+// or with `allowed_bits`.
+__device__ __forceinline__ float allowed_score(float score, int at) {
+  if constexpr (!kAllowed) return score;
+  return is_allowed(shared_storage().allowed, at) ? score : -infinity();
+}
+
+// Returns which of the row's scores [at, at + kVector) count, in the lowest bits.
+__device__ __forceinline__ u32 allowed_bits(int at) {
+  const u32* words = shared_storage().allowed + static_cast<u32>(at) / 32;
+  const u32 from = static_cast<u32>(at) % 32;
+  u32 bits = words[0] >> from;
+  if (from + kVector > 32) bits |= words[1] << (32 - from); // no word behind the row's is read
+  return bits;
+}
+
+// Replaces scores of a vector that do not count by minus infinity.
+__device__ __forceinline__ void keep_allowed(Raw& raw, u32 bits) {
+#pragma unroll
+  for (int i = 0; i < kVector; ++i)
+    if (!(bits >> i & 1)) Stored::put(raw, i, kWorstBits);
+}
+
 // Vectors of ranked scores: ranked_words makes one of loaded scores, and unpack_ranked returns one of its scores.
 __device__ __forceinline__ Raw ranked_words(Raw raw) {
 #pragma unroll
@@ -255,11 +278,24 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
 #pragma unroll 1
   for (int batch = body.begin; batch < body.end;
        batch += kBatch * kStep) { // the same number of iterations for every thread
+    u32 allowed[kBatch];
+    if constexpr (kAllowed) {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) // behind the body there is minus infinity
+        allowed[u] = first + u * kStep < body.end ? allowed_bits(first + u * kStep) : 0;
+    }
     wait_copies<kBatches - 1>();
     Raw raw[kBatch];
 #pragma unroll
     for (int u = 0; u < kBatch; ++u)
       raw[u] = load_shared_words(slot + u * kStageBytes);
+    if constexpr (kAllowed) {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        keep_allowed(raw[u], allowed[u]);
+        store_shared_words(slot + u * kStageBytes, raw[u]); // visitors read hits back
+      }
+    }
     if constexpr (kPositions) {
       const int left = body.end - first;
       visitor.see(raw, slot, first, left_of<Left>(left, keep_present(raw, first, left)));
@@ -296,7 +332,7 @@ __device__ __forceinline__ void scan(const Score* scores, int begin, int end, Vi
     if (edge >= body.begin) edge += body.end - body.begin;
     bool valid = threadIdx.x < 2 * kVector && edge < end;
     if constexpr (kPositions) valid = valid && PositionedRow::of_row().at(edge) >= 0;
-    visitor.edge(valid ? widen(scores[edge]) : 0.0f, edge, valid);
+    visitor.edge(valid ? allowed_score(widen(scores[edge]), edge) : 0.0f, edge, valid);
   }
   visitor.finish();
 }

@@ -34,6 +34,8 @@ constexpr bool kTail = KSIEVE_OPTION(KSIEVE_TAIL);           // positions behind
 constexpr bool kPositions = KSIEVE_OPTION(KSIEVE_POSITIONS); // scores have positions of their own: common/positions.cuh
 constexpr bool kWritesValues = KSIEVE_OPTION(KSIEVE_VALUES); // the scores of slots are written too
 constexpr bool kFold = KSIEVE_OPTION(KSIEVE_FOLD);           // rows are folded while they are scanned: stream/fold.cuh
+constexpr bool kAllowed = KSIEVE_OPTION(KSIEVE_ALLOWED);     // and some of their scores count for nothing: a bitmask
+static_assert(kFold || !kAllowed, "kernels of ksieve.logits have bitmasks");
 enum class Order { kAny, kValue, kIndex };
 constexpr Order kOrder = static_cast<Order>(KSIEVE_OPTION(KSIEVE_ORDER));
 constexpr bool kSorts = kOrder != Order::kAny; // slots are sorted, where the next row's copies would lie
@@ -100,11 +102,21 @@ struct FoldOptions {
   i64 tokens_pitch;
   int tokens_of_row;
   float usual_temperature;
+#if KSIEVE_ALLOWED
+  const u32* allowed; // (rows, words), allowed_pitch apart: bit i % 32 of word i / 32 says whether score i counts
+  i64 allowed_pitch;
+#endif
 };
 constexpr int kFoldBytes = sizeof(FoldOptions);
 #else
 constexpr int kFoldBytes = 0;
 #endif
+
+// Returns whether a score counts, by the words of its row; null: all do.
+__device__ __forceinline__ bool is_allowed(const u32* words, int at) {
+  const u32 number = static_cast<u32>(at);
+  return !words || words[number / 32] >> number % 32 & 1;
+}
 
 enum OptionFlags {
   kEnds = 1,       // lengths are the exclusive ends of windows

@@ -269,6 +269,11 @@ template <int kOffset> __device__ __forceinline__ void store_shared_at(unsigned 
 template <unsigned kWord> __device__ __forceinline__ void fill_shared_words(unsigned to) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(kWord) : "memory");
 }
+__device__ __forceinline__ void store_shared_words(unsigned to, const Words& raw) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(raw.word[0]), "r"(raw.word[1]),
+               "r"(raw.word[2]), "r"(raw.word[3])
+               : "memory");
+}
 // Stores where `wanted` is not zero, and then advances `to` by 4 bytes; without a branch.
 __device__ __forceinline__ void store_shared_if(unsigned& to, unsigned wanted, int value) {
   asm volatile("{\n"

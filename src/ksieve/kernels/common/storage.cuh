@@ -128,8 +128,11 @@ struct alignas(16) SharedStorage {
     int has_fallback;  // resident_block: some row of this CTA is not resident
     int assumes_dense; // resident_block with positions: resident/positioned_rows.cuh
   };
-  int trace[kStatsColumns];                // statistics of the current row
-  const void* window;                      // windows: the row's first score
+  int trace[kStatsColumns]; // statistics of the current row
+  union {
+    const void* window; // windows: the row's first score
+    const u32* allowed; // KSIEVE_ALLOWED: the row's words of the bitmask
+  };
   int row_slots;                           // windows: the row's own k
   int base;                                // windows: added to each index that is written
   int tie_last;                            // tie-breaks: the row's last position

@@ -43,7 +43,7 @@ __device__ __forceinline__ int staged_position(const int* staged, int slot, int 
 // Returns the ordered key of a position's score; that of a block is computed again, since its entry may be gone.
 template <class AnyRow> __device__ __forceinline__ u32 key_of_position(const AnyRow& row, int index) {
   if constexpr (kBlockRows) return best_of_block(row, index).key;
-  return order_key(widen(row.scores[index]));
+  return order_key(allowed_score(widen(row.scores[index]), index));
 }
 
 // Returns the element that a position is sorted as; unused slots (-1) come last.
@@ -148,7 +148,9 @@ __device__ __forceinline__ void write_slots(const Params& p, const Row& row, int
     if constexpr (kFold) {
 #pragma unroll
       for (int b = 0; b < kInFlight; ++b)
-        if (index[b] >= 0 && !fills(p, row.id, first + b * kOwners, widen(row.scores[index[b]]))) index[b] = -1;
+        if (index[b] >= 0 &&
+            !fills(p, row.id, first + b * kOwners, allowed_score(widen(row.scores[index[b]]), index[b])))
+          index[b] = -1;
     }
     // Every thread has read its positions: the 64-bit slots written below may overwrite them (row_output).
     if (kOrder == Order::kAny && wide) sync_owners<kOwners>();

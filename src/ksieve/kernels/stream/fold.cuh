@@ -243,7 +243,8 @@ __device__ __forceinline__ void note_references(const Row& row) {
 #pragma unroll
   for (u32 first = 0; first < kReferences; first += kThreads) {
     const int at = reference_at(first + threadIdx.x, row.length);
-    if (first + threadIdx.x < kReferences && at < row.length) best = min(best, order_key(widen(row.scores[at])));
+    if (first + threadIdx.x < kReferences && at < row.length)
+      best = min(best, order_key(allowed_score(widen(row.scores[at]), at)));
   }
   best = __reduce_min_sync(kFullWarp, best);
   if ((threadIdx.x & 31) == 0) atomicMin(&FoldState::of_row().reference, best);

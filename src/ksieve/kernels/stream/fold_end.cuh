@@ -26,7 +26,7 @@ __device__ __noinline__ void fold_whole(const Score* scores, int length) {
   u32 flags = 0;
 #pragma unroll 4
   for (int at = threadIdx.x; at < length; at += kThreads) {
-    const float score = widen(scores[at]);
+    const float score = allowed_score(widen(scores[at]), at);
     if (score != score) {
       flags |= kHasNan;
     } else if (score == infinity()) {
@@ -50,7 +50,7 @@ __device__ __noinline__ void fold_whole(const Score* scores, int length) {
 #pragma unroll 1
   for (int first = 0; first < length; first += kThreads) { // the same number of iterations for every thread
     const int at = first + static_cast<int>(threadIdx.x);
-    fold.edge(at < length ? widen(scores[at]) - base : 0.0f, at < length);
+    fold.edge(at < length ? allowed_score(widen(scores[at]), at) - base : 0.0f, at < length);
   }
   fold.finish();
   __syncthreads(); // every thread's sum is the row's
@@ -70,7 +70,9 @@ struct Tokens {
     }
 #pragma unroll
     for (int j = 0; j < kTokensTogether; ++j) {
-      score[j] = static_cast<u32>(place[j]) < static_cast<u32>(row.length) ? widen(row.scores[place[j]]) : -infinity();
+      score[j] = static_cast<u32>(place[j]) < static_cast<u32>(row.length)
+                     ? allowed_score(widen(row.scores[place[j]]), place[j])
+                     : -infinity();
       if (!(score[j] > -infinity())) score[j] = __uint_as_float(kNanKey);
     }
   }

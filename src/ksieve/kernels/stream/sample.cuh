@@ -47,10 +47,10 @@ __device__ __forceinline__ bool loads_whole(const Row& row, int first) {
 }
 
 __device__ __forceinline__ float load_statistic(const Row& row, int first) {
-  float best = widen(row.scores[first]);
+  float best = allowed_score(widen(row.scores[first]), first);
 #pragma unroll
   for (int i = 1; i < kPool; ++i)
-    if (first + i < row.length) best = fmaxf(best, widen(row.scores[first + i]));
+    if (first + i < row.length) best = fmaxf(best, allowed_score(widen(row.scores[first + i]), first + i));
   return best;
 }
 
@@ -91,10 +91,10 @@ struct LoadedView {
 
   __device__ __forceinline__ float statistic(int b, const Row& row, int first) const {
     if (unlikely(!loads_whole(row, first))) return load_statistic(row, first);
-    float best = unpack(raw[b], 0);
+    float best = allowed_score(unpack(raw[b], 0), first);
 #pragma unroll
     for (int i = 1; i < kPool; ++i)
-      best = fmaxf(best, unpack(raw[b], i));
+      best = fmaxf(best, allowed_score(unpack(raw[b], i), first + i));
     return best;
   }
 };

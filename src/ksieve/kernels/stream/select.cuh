@@ -121,6 +121,9 @@ __device__ __forceinline__ RowTask whole_row(const Params& p, const Row& row, u6
       shared_storage().window = row.scores;
       shared_storage().base = row.base;
     }
+#if KSIEVE_ALLOWED
+    shared_storage().allowed = p.fold.allowed + row.id * p.fold.allowed_pitch;
+#endif
     if constexpr (kTies) {
       const int last = kPositions ? kMaxTieDistance : row.length - 1;
       shared_storage().tie_last = last;

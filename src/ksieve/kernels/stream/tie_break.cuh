@@ -111,6 +111,11 @@ __device__ __forceinline__ u32 tie_bits(const Row& row, int first, u32 key) {
 #pragma unroll
     for (int u = 0; u < kTieVectors; ++u)
       raw[u] = load_scores(row.scores + first + u * kWarpStep);
+    if constexpr (kAllowed) {
+#pragma unroll
+      for (int u = 0; u < kTieVectors; ++u)
+        keep_allowed(raw[u], allowed_bits(first + u * kWarpStep));
+    }
 #pragma unroll
     for (int u = 0; u < kTieVectors; ++u) {
 #pragma unroll
@@ -120,7 +125,7 @@ __device__ __forceinline__ u32 tie_bits(const Row& row, int first, u32 key) {
   } else {
     for (int bit = 0; bit < kTieVectors * kVector; ++bit) {
       int at = first + bit / kVector * kWarpStep + bit % kVector;
-      if (at >= 0 && at < row.length && order_key(widen(row.scores[at])) == key) bits |= 1u << bit;
+      if (at >= 0 && at < row.length && order_key(allowed_score(widen(row.scores[at]), at)) == key) bits |= 1u << bit;
     }
   }
   return bits;
