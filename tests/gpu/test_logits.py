@@ -44,6 +44,20 @@ def rows_of(width, dtype, seed=0):
         return x.astype(dtype)
 
 
+def bitmask_of(scores, rng):
+    """Random words, and those that hide a route of its row: NaN, inf, what samples see, equal scores, all but a few."""
+    (rows, width), floats = scores.shape, material_floats(scores)
+    words = -(-width // 32)
+    bits = rng.random((rows, 32 * (words + 5))) < rng.choice([0.02, 0.5, 0.95], (rows, 1))
+    if rows > 16:
+        bits[[1, 4, 7, 8, 10, 14]] = False  # all of row 8; NaN in row 1
+        bits[0, :width], bits[4, width - 70 : width] = floats[0] < np.median(floats[0]), True
+        bits[7, :32] = bits[10, 32 * words - 32 :] = bits[13] = bits[14, 777] = bits[1, 300:320] = True
+        bits[2, 7] = bits[6, 11] = False  # inf, and a score far above the others
+        bits[5] = np.arange(bits.shape[1]) % 2  # of equal scores
+    return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+
+
 def calls_of(scores, width, seed=0):
     """Arguments of statistics: none, a token, and others; tokens are among the best scores, and any."""
     rng, rows = np.random.default_rng(seed), len(scores)
@@ -60,11 +74,9 @@ def calls_of(scores, width, seed=0):
     yield {"tokens": tokens, "lengths": lengths, "temperature": temperature}
     own = rng.integers(-1, K + 10, rows).astype(np.int32)
     yield {"k": own, "max_k": K, "tokens": tokens[:, :8].copy(), "temperature": 0.7}
-    allowed = rng.integers(-(1 << 31), 1 << 31, (rows, -(-width // 32) + 1)).astype(np.int32)
-    allowed[::3] &= rng.integers(-(1 << 31), 1 << 31, allowed.shape).astype(np.int32)[::3]
-    if rows > 5:
-        allowed[5], allowed[4, :-3] = -1, 0
-    yield {"allowed": allowed, "tokens": tokens, "lengths": lengths}
+    allowed = bitmask_of(scores, rng)
+    yield {"allowed": allowed, "tokens": tokens}
+    yield {"allowed": allowed[:, : -(-width // 32)].copy(), "tokens": tokens[:, :3].copy(), "lengths": lengths}
 
 
 def material_floats(scores):
@@ -156,7 +168,7 @@ def limits_of(scores, width, seed=0):
     yield {"p": p, "min_p": min_p, "temperature": temperature, "lengths": lengths}
     yield {"p": p, "min_p": min_p, "min_p_first": True}
     yield {"p": p, "min_p": min_p, "min_p_first": True, "temperature": temperature, "lengths": lengths, "joint": True}
-    allowed = rng.integers(-(1 << 31), 1 << 31, (rows, -(-width // 32))).astype(np.int32)
+    allowed = bitmask_of(scores, rng)
     yield {"p": 0.5, "allowed": allowed}
     yield {"k": rng.integers(-1, K + 10, rows).astype(np.int32), "max_k": K, "min_p": 0.05, "temperature": 2.0}
     yield {"k": 1024, "p": 0.99, "temperature": 3.0}

@@ -371,29 +371,31 @@ def without_plan(stem, arch):
 WITHOUT_PLAN = (*ranks.STEMS, keep.STEM, *logits.BARE)
 
 FOLDED = [
-    (device, dtype, rows)
+    (device, dtype, rows, masked)
     for device in ("a100", "l40s", "h100", "b200", "rtx5090")
     for dtype in SCORE_DTYPES
     for rows in (16, 256)
+    for masked in (False, True)
 ]
-"""Calls of `ksieve.logits` on one device of each architecture: rows that CTAs share, and rows of one CTA each."""
+"""Calls of `ksieve.logits` on one device of each architecture: rows that CTAs share, and rows of one CTA each; without
+a bitmask, and with one."""
 
 
-def folded(device, dtype, rows):
+def folded(device, dtype, rows, masked):
     """The kernel of a call of 128,256 logits, and its plan."""
     asked = plan_of(
         rows=rows, width=128_256, k=50, dtype=dtype, device=device,
         options=Options(order="value", tie_break="low", values=True),
     ).problem  # fmt: skip
     plan = logits.plan_of(asked, DEVICES[device])
-    return logits.folding_kernel(plan), plan
+    return logits.folding_kernel(plan, masked=masked), plan
 
 
 def compiled_here():
     """Kernels of tests/data/resources.json, with their names."""
     of_plans = {kernel: name(case) for kernel, case in distinct().items()}
     pairs = itertools.product(WITHOUT_PLAN, spec.ARCHITECTURES)
-    of_logits = {folded(*case)[0]: f"logits-{case[2]}-{case[1]}-{case[0]}" for case in FOLDED}
+    of_logits = {folded(*case)[0]: f"logits-{case[2]}{'-masked' * case[3]}-{case[1]}-{case[0]}" for case in FOLDED}
     return of_plans | of_logits | {without_plan(stem, arch): f"{stem}-{arch}" for stem, arch in pairs}
 
 
@@ -401,7 +403,7 @@ def compiled_here():
 def test_kernels_that_fold_rows_compile_within_their_plans_resources(case):
     found, plan = folded(*case)
     used = script("resources").resources_of(found)
-    if case == ("h100", "float32", 256):  # the one that spills
+    if case == ("h100", "float32", 256, False):  # the one that spills
         assert max(used.spill_stores, used.spill_loads) <= 16, "the list has their sum in both"
         used = dataclasses.replace(used, spill_stores=0, spill_loads=0)
     assert build.shortcomings(plan, found, used) == []
