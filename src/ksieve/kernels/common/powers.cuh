@@ -29,3 +29,25 @@ __device__ __forceinline__ Power power_of(float score, float factor, float rest,
   power = fmaf(power, f, 1.0f);
   return {__float_as_uint(power), __float_as_uint(rounded)};
 }
+
+// A sum of a few powers in a double whose last place is a unit, to which each of them is rounded.
+struct UnitSum {
+  float magic; // kRound, and what the double's exponent has besides the power's: an even number, as kRound is
+  u32 zero;    // upper word of an empty sum; its lower word is 0
+
+  // Of powers in 2^-kFraction times that of an exponent.
+  __device__ __forceinline__ static UnitSum of(int exponent) {
+    const int bias = 1023 - 127 + kFraction - exponent;
+    return {kRound + static_cast<float>(bias & ~1), 0x43380000u - ((bias & 1) << 20)}; // half of it, if magic lacks 1
+  }
+  __device__ __forceinline__ double empty() const { return __hiloint2double(static_cast<int>(zero), 0); }
+  __device__ __forceinline__ u64 units(double sum) const {
+    return __double_as_longlong(sum) - (static_cast<u64>(zero) << 32);
+  }
+  // Returns what the power of a score adds. Its last bit decides halves upwards.
+  __device__ __forceinline__ double term(float score, float factor, float rest) const {
+    const Power power = power_of(score, factor, rest, magic);
+    const u32 high = (power.rounded << 20) + (power.bits >> 3);
+    return __hiloint2double(static_cast<int>(high), static_cast<int>(power.bits << 29 | 1));
+  }
+};

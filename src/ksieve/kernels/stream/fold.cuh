@@ -33,8 +33,7 @@ enum FoldFlags : u32 {
 
 constexpr int kAbove = 20; // most that an exponent may be above the unit's
 constexpr int kReferences = 1024;
-constexpr int kTokensTogether = 4;            // tokens of a row that are ranked together
-constexpr int kBias = 1023 - 127 + kFraction; // of the exponent of a double, if the unit's exponent is 0
+constexpr int kTokensTogether = 4; // tokens of a row that are ranked together
 
 // State of a row in shared memory, where no row is described.
 struct alignas(16) FoldState {
@@ -72,10 +71,9 @@ struct Fold {
   u64 units;     // sum of the thread's powers
   float factor;  // FoldState::high
   float rest;    // FoldState::low
-  float magic;   // kRound, and what the double's exponent has besides the power's: an even number, as kRound is
   float lowest;  // lower scores count as this one, whose power is rounded to 0
   float highest; // scores up to this one are not above the unit; NaN: nothing is folded
-  u32 zero;      // upper word of a double whose last place is a unit; its lower word is 0
+  UnitSum few;   // of powers
 
   // Call behind the barrier after the reference, or not `folds`.
   __device__ __forceinline__ explicit Fold(bool folds) {
@@ -83,9 +81,7 @@ struct Fold {
     factor = state.high;
     rest = state.low;
     const int unit = unit_of_row();
-    const int bias = kBias - unit;
-    magic = kRound + static_cast<float>(bias & ~1);
-    zero = 0x43380000 - ((bias & 1) << 20); // half the unit, if `magic` lacks 1
+    few = UnitSum::of(unit);
     units = 0;
     const float inverse = __fdividef(1.0f, factor);
     const float limit = static_cast<float>(unit + 1);
@@ -106,17 +102,8 @@ struct Fold {
     return power_of(score_of_key(state.reference) - state.base, state.high, state.low, kRound).exponent() + kHeadroom;
   }
 
-  // Returns a sum to which `add` adds a few scores that are not above the unit, and `keep` keeps.
-  __device__ __forceinline__ double empty() const { return __hiloint2double(static_cast<int>(zero), 0); }
-  __device__ __forceinline__ void keep(double sum) {
-    units += __double_as_longlong(sum) - (static_cast<u64>(zero) << 32);
-  }
-  // The last bit of the power in a double decides halves upwards.
-  __device__ __forceinline__ void add(double& sum, float score) const {
-    const Power power = power_of(fmaxf(score, lowest), factor, rest, magic);
-    const u32 high = (power.rounded << 20) + (power.bits >> 3);
-    sum += __hiloint2double(static_cast<int>(high), static_cast<int>(power.bits << 29 | 1));
-  }
+  // Returns what a score adds to a sum, if it is not above the unit.
+  __device__ __forceinline__ double term(float score) const { return few.term(fmaxf(score, lowest), factor, rest); }
 
   // Takes a score that is above the unit, or no number. Returns whether there was such a score.
   __device__ __forceinline__ bool take(float score) const {
@@ -165,12 +152,12 @@ struct Fold {
       for (int i = 0; i < kScores; ++i)
         if (taken >> i & 1) Stored::put(raw[i / kVector], i % kVector, kWorstBits);
     }
-    double sums[2] = {empty(), empty()};
+    double sums[2] = {few.empty(), few.empty()};
 #pragma unroll
     for (int i = 0; i < kScores; ++i)
-      add(sums[i % 2], unpack(raw[i / kVector], i % kVector));
-    keep(sums[0]);
-    keep(sums[1]);
+      sums[i % 2] += term(unpack(raw[i / kVector], i % kVector));
+    units += few.units(sums[0]);
+    units += few.units(sums[1]);
   }
 
   // Adds one score, or none.
@@ -178,9 +165,7 @@ struct Fold {
     if (highest != highest) return;
     if (valid && !(score <= highest) && take(score)) valid = false;
     if (!valid) return;
-    double sum = empty();
-    add(sum, score);
-    keep(sum);
+    units += few.units(few.empty() + term(score));
   }
 };
 
