@@ -30,7 +30,7 @@ K = 50
 def rows_of(width, dtype, seed=0):
     """Rows of NaN, infinities, plateaus, sorted, peaked, far apart, and far above the scores at reference positions."""
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((17, width)).astype(np.float32) * 3
+    x = rng.standard_normal((19, width)).astype(np.float32) * 3
     x[1, 5], x[2, 7], x[3], x[4], x[5] = np.nan, np.inf, -np.inf, np.sort(x[4]), 7
     x[6, 11], x[7, 13], x[8], x[9] = 500, x[7].max() + 9, x[8] * 1e7, -3.4e38
     x[10, rng.random(width) < 0.9] = -3.4e38
@@ -38,6 +38,9 @@ def rows_of(width, dtype, seed=0):
     x[12] = rng.choice(np.float32([-1e4, 0, 1, 0.5]), width)
     x[13], x[14], x[15] = np.linspace(-900, 900, width), rng.standard_cauchy(width), x[15] - 1e6
     x[16, 40 : 40 + width // 9] = x[16].max() + 6  # a row that is summed in two parts
+    x[17] = rng.integers(0, 40, width) / -64 - 0.0078  # of few scores, which lie beside the middles of bins
+    x[18, 1:] = rng.random(width - 1) / 1000 - 9  # in one bin
+    x[17:, 0] = 0
     if dtype == "bfloat16":
         return (x.view(np.uint32) >> 16).astype(np.uint16)
     with np.errstate(over="ignore"):
@@ -260,7 +263,7 @@ def test_vocabularies(rows, width, dtype, tally):
     x = rng.standard_normal((rows, width), dtype=np.float32) * rng.choice(np.float32([0.1, 1, 3, 10]), (rows, 1))
     x = (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else x.astype(dtype)
     if rows > 16:
-        x[:17] = rows_of(width, dtype)
+        x[:19] = rows_of(width, dtype)[:rows]
     for given in calls_of(x, width):
         compare(x, problem.statistics_of, fill_statistics, None, 1, **given)
     for given in limits_of(x, width):

@@ -39,23 +39,16 @@ KEEP = struct.Struct("=13Q2i4f2i")
 """`Keep` of kernels/logits/keep.cuh: positions, values, row_flags, totals, temperature, p, min_p, uniform, tokens,
 probabilities, counts, logprobs, flags (addresses); k, columns; the four numbers of every row; min_p_first, joint."""
 
-NUCLEUS = struct.Struct(f"{KEEP.format}2Qq2i")
-"""`Nucleus` of kernels/logits/nucleus.cu: a `Keep`; scores, lengths (addresses); the scores' pitch (elements); width,
-and whether lengths have 64 bits."""
-
-MASK = struct.Struct("=3Q2q2i")
-"""`Mask` of kernels/logits/mask.cu: scores, allowed, out (addresses); their pitches (elements); width, parts."""
-
-MASKED_TOGETHER = 256 * 16
-"""Scores that a CTA of it copies."""
+NUCLEUS = struct.Struct(f"{KEEP.format}3Q2q2i")
+"""`Nucleus` of kernels/logits/nucleus.cu: a `Keep`; scores, lengths, bitmask (addresses); the pitches of the scores and
+the bitmask (elements); width, and whether lengths have 64 bits."""
 
 NUMBERS = ("temperature", "p", "min_p", "uniform")
 """Arguments of one number for each row, or for all rows, in the order of `KEEP`; the defaults change nothing."""
 
 BARE = {
     "logits/keep": {"threads": 32, "ctas_per_sm": 14, "shared": 16 * 1024},
-    "logits/mask": {"threads": 256, "ctas_per_sm": 8, "shared": 0},
-    "logits/nucleus": {"threads": 512, "ctas_per_sm": 2, "shared": 33 * 1024},
+    "logits/nucleus": {"threads": 512, "ctas_per_sm": 2, "shared": 30 * 1024},
 }
 """Kernels without a plan, and their launch shapes."""
 
@@ -160,7 +153,6 @@ def _fold(request: Request, out: Statistics, totals: Any, family: str | None, wo
 def _keep(request: Request, out: Kept | Sample, family: str | None, workspace: Any) -> None:
     """Enqueue a selection, and what is kept of it or drawn from it."""
     (rows, width), k = request.shape, request.k
-    request = _masked(request) if rows and request.whole and "allowed" in request.arrays else request
     best, totals = statistics_of(request), request.empty("float64", rows)
     _fold(request, best, totals, family, workspace)
     if not rows:
@@ -177,31 +169,26 @@ def _keep(request: Request, out: Kept | Sample, family: str | None, workspace: A
     if not request.whole:
         _launch(request, "logits/keep", KEEP, keep, rows)
         return
-    own, lengths = request.described["logits"], request.described.get("lengths")
-    pitch, long = own.strides[0] if rows > 1 else width, lengths is not None and lengths.dtype == "int64"
-    row = own.pointer, _given(request, "lengths"), pitch, width, long
-    _launch(request, "logits/nucleus", NUCLEUS, (*keep, *row), rows)
+    own, lengths, allowed = request.described["logits"], *map(request.described.get, ("lengths", "allowed"))
+    pitches = own.strides[0] if rows > 1 else width, allowed.strides[0] if allowed else 0
+    addresses = (_given(request, name) for name in ("logits", "lengths", "allowed"))
+    row = *addresses, *pitches, width, lengths is not None and lengths.dtype == "int64"
+    ctas = ctas_of_row(rows, cuda.device_info(request.device.index))
+    _launch(request, "logits/nucleus", NUCLEUS, (*keep, *row), rows, ctas)
 
 
-def _masked(request: Request) -> Request:
-    """Copy the logits of a request, with -inf where the bitmask has none: logits/nucleus reads no bitmask yet."""
-    (rows, width), own, allowed = request.shape, request.described["logits"], request.described["allowed"]
-    copy, parts = request.empty("", rows, width), -(-width // MASKED_TOGETHER)
-    described = inspect(copy, "logits")
-    pitches = own.strides[0] if rows > 1 else width, allowed.strides[0]
-    mask = own.pointer, allowed.pointer, described.pointer, *pitches, width, parts
-    _launch(request, "logits/mask", MASK, mask, rows * parts)
-    rest = {name: array for name, array in request.arrays.items() if name != "allowed"}
-    facts = {name: info for name, info in request.described.items() if name != "allowed"} | {"logits": described}
-    return replace(request, arrays=rest | {"logits": copy}, described=facts)
+def ctas_of_row(rows: int, device: DeviceInfo) -> int:
+    """CTAs of a cluster that reads a row without k: all clusters together have one for each multiprocessor at most."""
+    most = device.sm_count if device.capability >= (9, 0) else 0
+    return max(size for size in (1, 2, 4, 8) if size == 1 or rows * size <= most)
 
 
-def _launch(request: Request, stem: str, layout: struct.Struct, params: Any, ctas: int) -> None:
-    """Enqueue a kernel of kernels/logits without a plan."""
+def _launch(request: Request, stem: str, layout: struct.Struct, params: Any, rows: int, ctas: int = 1) -> None:
+    """Enqueue a kernel of kernels/logits without a plan, with a cluster of CTAs for each row."""
     index, logits = request.device.index, request.arrays["logits"]
     stream = arrays.current_stream(request.described["logits"].library, logits, index)
     spec = bare_kernel(stem, architecture(cuda.device_info(index).capability), request.dtype)
-    kernel_of(spec, index, layout.size, stream).run(layout, params, ctas, stream)
+    kernel_of(spec, index, layout.size, stream, ctas).run(layout, params, rows * ctas, stream)
 
 
 def _given(request: Request, name: str) -> int:

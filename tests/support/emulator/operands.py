@@ -13,7 +13,8 @@ OF_BITS, TO_BITS = {"f32": "float_of", "f64": "double_of"}, {"float": "bits_of",
 SPECIAL = {
     "%tid.x": "(uint32_t)t->tid", "%ntid.x": "(uint32_t)launch.threads", "%ctaid.x": "(uint32_t)t->cta->number",
     "%nctaid.x": "(uint32_t)launch.grid", "%laneid": "(uint32_t)t->lane", "%lanemask_lt": "((1u << t->lane) - 1)",
-    "%cluster_ctarank": "(uint32_t)t->cta->rank", "%clusterid.x": "(uint32_t)t->cta->cluster->number",
+    "%cluster_ctarank": "(uint32_t)t->cta->rank", "%cluster_nctaid.x": "(uint32_t)t->cta->cluster->ctas",
+    "%clusterid.x": "(uint32_t)t->cta->cluster->number",
     "%clock64": "(ticks += 500)", "%globaltimer": "(ticks += 500)",
 }  # fmt: skip
 

@@ -319,14 +319,16 @@ class Launcher(Kernel):
         return launch
 
 
-_kernels: dict[tuple[KernelSpec, int], Kernel] = {}
+_kernels: dict[tuple[KernelSpec, int, int], Kernel] = {}
 
 
-def kernel_of(spec: KernelSpec, index: int, params_bytes: int, stream: int) -> Kernel:
-    """Return a kernel without a plan, loaded on first use."""
-    kernel = _kernels.get((spec, index))
+def kernel_of(spec: KernelSpec, index: int, params_bytes: int, stream: int, cluster: int = 1) -> Kernel:
+    """Return a kernel without a plan, loaded on first use; `cluster`: CTAs of each cluster, at most 8."""
+    kernel = _kernels.get((spec, index, cluster))
     if kernel is None:
-        kernel = _kernels[spec, index] = Kernel(spec, index, params_bytes, cuda_driver.get(), stream)
+        attributes = [(_CLUSTER_DIMENSION, cluster, 1, 1)] if cluster > 1 else []
+        kernel = Kernel(spec, index, params_bytes, cuda_driver.get(), stream, attributes)
+        _kernels[spec, index, cluster] = kernel
     return kernel
 
 
