@@ -55,7 +55,7 @@ def bitmask_of(scores, rng):
     if rows > 16:
         bits[[1, 4, 7, 8, 10, 14]] = False  # all of row 8; NaN in row 1
         bits[0, :width], bits[4, width - 70 : width] = floats[0] < np.median(floats[0]), True
-        bits[7, :32] = bits[10, 32 * words - 32 :] = bits[13] = bits[14, 777] = bits[1, 300:320] = True
+        bits[7, :32] = bits[10, 32 * words - 32 :] = bits[13] = bits[14, 777 % width] = bits[1, 300:320] = True
         bits[2, 7] = bits[6, 11] = False  # inf, and a score far above the others
         bits[5] = np.arange(bits.shape[1]) % 2  # of equal scores
     return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
