@@ -403,7 +403,7 @@ def compiled_here():
 def test_kernels_that_fold_rows_compile_within_their_plans_resources(case):
     found, plan = folded(*case)
     used = script("resources").resources_of(found)
-    if case == ("h100", "float32", 256, False):  # the one that spills
+    if case[:3] == ("h100", "float32", 256):  # the one that spills, 8 bytes, also with a bitmask
         assert max(used.spill_stores, used.spill_loads) <= 16, "the list has their sum in both"
         used = dataclasses.replace(used, spill_stores=0, spill_loads=0)
     assert build.shortcomings(plan, found, used) == []
