@@ -52,4 +52,4 @@ def test_joint_random_options():
         payload = record.payload("logits-oracle", {"seed": SEED, "rows": ALL_ROWS}, results)
         record.write_json(Path(folder).absolute() / "logits-oracle.json", payload)
     assert not wrong, "\n".join(wrong[:20])
-    assert dtypes.total() == ALL_ROWS and counts["near the margin"] <= ALL_ROWS // 1000
+    assert dtypes.total() == ALL_ROWS and counts["near the margin"] < max(1, ALL_ROWS // 1000)

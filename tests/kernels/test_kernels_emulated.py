@@ -67,7 +67,7 @@ PARTS = {
     },
     # rows that are folded while they are scanned: the bytes of the CPU
     "h200 logits": {
-        "logits": (2, "kept and float32 or stream-float16"),
+        "logits": (2, "kept and float32 or split-bfloat16"),
     },
     # windows, leading strides and candidates of rows on chip; leading strides of all others
     "h200 windows": {
